@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 import torch
+from torch.utils import _pytree as pytree
 
 from .. import marks
 from ..ch01_graphs.fake import FakeMode, plain_tensors, storage_key
@@ -315,7 +316,7 @@ def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
         raise AssertionError("outputs without a graph")
     traceless = leaves_no_trace(tx)
     if tx.right is not None:
-        if before or not traceless and not leaves_no_trace(tx, tx.fake_mode.draws):
+        if before or not on_cpu(tx.graph) or not traceless and not leaves_no_trace(tx, tx.fake_mode.draws):
             _, place, born, _ = tx.assumptions[0]
             raise Unsupported(BRANCH_ON_VALUES, place, born)
         if not traceless:
@@ -352,6 +353,12 @@ def forget_gradients(ep: Epilogue) -> str:
 
 
 # %%
+def on_cpu(graph) -> bool:
+    """Whether all tensors of the graph are on a CPU."""
+    tensors = (x for node in graph.nodes for x in pytree.tree_leaves(node.meta.get("val")) if isinstance(x, torch.Tensor))
+    return all(x.device.type == "cpu" for x in tensors)
+
+
 def leaves_no_trace(tx, draws: bool = False) -> bool:
     """Whether running a part of the graph changes nothing but the grad mode. An index out of range is noticed
     by the kernel only, and the program may handle it; then the frame can be evaluated from its beginning. draws: it may

@@ -268,10 +268,11 @@ def truth(tx: Tracer, value: AbstractValue) -> bool:
 # %% [markdown]
 # `assert (x > 0).all()`, and what `torch.distributions` does with each parameter: a jump on a tensor one side of which
 # ends in a `raise`. The program does not expect to raise, so the trace goes the other way, and the graph computes one
-# more number, whether it was right. If it was not, the call has left no trace yet, and the frame is evaluated from its beginning: CPython
-# raises, in the right place and after the right side effects. Capture sees at the end whether that is so
-# (`finish_capture`), and otherwise breaks the graph at the jump as at any other. The same jump again and again in one
-# frame may be a loop that an exception ends, so patience has a limit.
+# more number, whether it was right. If it was not, the call has left no trace yet, and the frame is evaluated from its
+# beginning: CPython raises, in the right place and after the right side effects. Capture sees at the end whether that is
+# so (`finish_capture`), and otherwise breaks the graph at the jump as at any other. Graphs on a GPU always break: there an
+# index out of range, behind a check that did not hold, is no exception; it costs the process the device. The same jump
+# again and again in one frame may be a loop that an exception ends, so patience has a limit.
 
 # %%
 PATIENCE = 16

@@ -169,3 +169,31 @@ def test_policy_gradient_with_distributions():
 
     calls = [(torch.randn(n, 4), torch.randn(n)) for n in (5, 5, 6, 7)]
     both(gradient(loss), *calls, fullgraph=False, g=gradient(minicompile.compile(loss, backend="aot_eager", fullgraph=True)))
+
+
+def test_graphs_on_other_devices_break_at_the_check():
+    def function(x):
+        assert (x > 0).all(), "not positive"
+        return x * 2, torch.empty(3, device="meta") + 1
+
+    assert len(minicompile.explain(function)(torch.ones(3)).breaks) == 1
+    with pytest.raises(AssertionError, match="not positive"):
+        minicompile.compile(function)(-torch.ones(3))
+
+
+@pytest.mark.gpu
+def test_what_follows_a_check_does_not_run_on_a_gpu_before_it():
+    """There an index out of range is no exception: the process loses the device."""
+    def looked_up(table, index):
+        assert (index < 10).all(), "out of range"
+        return torch.nn.functional.embedding(index, table)
+
+    table, compiled = torch.randn(10, 4, device="cuda"), minicompile.compile(looked_up)
+    for n in (3, 9, 100000, 4):
+        index = torch.full((8,), n, device="cuda")
+        if n < 10:
+            torch.testing.assert_close(compiled(table, index), looked_up(table, index))
+        else:
+            with pytest.raises(AssertionError, match="out of range"):
+                compiled(table, index)
+    torch.cuda.synchronize()
