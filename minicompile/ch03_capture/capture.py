@@ -359,6 +359,11 @@ def on_cpu(graph) -> bool:
     return all(x.device.type == "cpu" for x in tensors)
 
 
+# %% [markdown]
+# A frame can be evaluated from its beginning after a part of its graph has run, if that part left no trace: it wrote to
+# no input, drew no random number, and called nothing of the user's.
+
+# %%
 def leaves_no_trace(tx, draws: bool = False) -> bool:
     """Whether running a part of the graph changes nothing but the grad mode. An index out of range is noticed
     by the kernel only, and the program may handle it; then the frame can be evaluated from its beginning. draws: it may

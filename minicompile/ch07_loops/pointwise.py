@@ -144,16 +144,21 @@ def pointwise(g: Lowering, fn, *operands, dtype: torch.dtype | None = None, heav
 # A half value that was computed in this very body, or in one that is fused with it, is an unrounded float32.
 # Where a function is continuous the difference is a rounding error. Where it jumps, or ends, it is another answer:
 # `floor` of 2.999 is not that of the 3.0 that eager has in memory, and `acos` of a cosine of 1.0001 is NaN. These
-# functions see rounded operands.
+# functions see rounded operands. So they do numbers on a CPU, which `number` has rounded unless it met them as tensors. On a GPU only
+# `fmod` and `remainder` round them: what is left of 0.55 is 0.053 there, where a tenth is the nearest half, and not 0.052.
 
 # %%
 SHARP = set("floor ceil round trunc sign remainder fmod pow sqrt rsqrt log log2 log10 log1p asin acos acosh "
             "atanh erfinv lgamma digamma".split())
 
 
-def rounded(b: Builder, dtype: torch.dtype, values):
-    """The values of operands of `dtype`, a half type rounded."""
-    return [b.round_to(v, dtype) if dtype in HALF and v.constant is None else v for v in values]
+def rounded(b: Builder, dtype: torch.dtype, values, numbers: bool = False):
+    """The values of operands of `dtype`, a half type rounded. numbers: also those that are constants."""
+    def one(v):
+        if v.constant is None:
+            return b.round_to(v, dtype)
+        return b.constant(torch.tensor(v.constant, dtype=dtype).item(), v.dtype) if numbers and type(v.constant) is float else v
+    return [one(v) for v in values] if dtype in HALF else list(values)
 
 
 ON_BOOL = {"add": "logical_or", "mul": "logical_and", "maximum": "logical_or", "minimum": "logical_and",
@@ -168,8 +173,10 @@ def simple(name: str, *overloads: str) -> None:
         dtype = g.val.dtype
         instruction = ON_BOOL.get(name, name) if dtype is torch.bool else name
 
+        numbers = g.val.device.type == "cpu" or name in ("fmod", "remainder")
+
         def fn(b, *values):
-            return b.op(instruction, *(rounded(b, dtype, values) if name in SHARP else values))
+            return b.op(instruction, *(rounded(b, dtype, values, numbers) if name in SHARP else values))
 
         return pointwise(g, fn, *operands, heavy=name in HEAVY, exact=name in ("mul", "truediv"))
 

@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 
 import minicompile
-from minicompile.ch01_graphs.fake import FakeMode
-from minicompile.ch01_graphs.trace import Recorder
+from minicompile.ch01_graphs.fake import FakeMode, FakeTensor
+from minicompile.ch01_graphs.trace import Recorder, trace
 from minicompile.ch06_decompositions import PRIMITIVES
+from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.builder import Builder
 from minicompile.ch07_loops.ir import Extern
 from minicompile.ch07_loops.lazy import Options
@@ -548,3 +549,14 @@ def test_blocks_divide_or_are_short_powers_of_two_or_as_many_as_wanted():
     assert [block_count(256, 19), block_count(192, 5), block_count(197, 19), block_count(211, 100)] == [16, 6, 25, 106]
     assert block_count(1009, 3) == 3 and block_count(7, 6) == 7
     assert all(n <= blocks * -(-n // blocks) < n + -(-n // blocks) for n in (197, 211, 1009) for blocks in [block_count(n, 19)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("op", [torch.remainder, torch.fmod])
+def test_numbers_that_a_remainder_of_halves_is_taken_by(op, dtype):
+    """They are of the tensor's dtype, on both devices, whether they come as numbers or as tensors."""
+    x, tenth = torch.randn(256).to(dtype), torch.tensor(0.1, dtype=dtype).item()
+    for f in (lambda x: op(x, 0.1), lambda x: op(x, torch.tensor(0.1))):
+        assert torch.equal(minicompile.compile(f, backend="loops")(x), f(x))
+    gm = decompose(trace(lambda x: [op(x, 0.1)], [FakeTensor(x.to("meta"), torch.device("cuda", 0), False)]))
+    assert f"tl.full([1], {tenth!r}, tl.float32)" in emit_triton(fuse(lower(gm)).steps[0]).code
