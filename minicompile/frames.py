@@ -333,8 +333,10 @@ def late_error(error: Exception) -> None:
 def over_limit(state: FrameState, function, args) -> bool:
     model, made, limit = model_of(args), state.cache.entries, config.recompile_limit
     same = [entry for entry in made if strongly(entry.model) is model]
-    if len(same) < limit or len(made) >= 8 * limit:
-        return len(made) >= 8 * limit
+    if len(made) >= 8 * limit:
+        return True
+    if len(same) < limit:
+        return False
     strict = state.context.fullgraph or limit != Config.recompile_limit
     return strict or len(same) >= 4 * limit or sum(is_alike(state, entry, function, args) for entry in same) >= limit
 
@@ -345,8 +347,9 @@ def is_full(state: FrameState, model) -> bool:
 
 def is_alike(state: FrameState, entry, function, args) -> bool:
     """Whether the entry was made for the pattern of this call."""
-    return not any(differs_in_kind(guard, codegen.call_namespace(state.code, function, args, entry.constants))
-                   for guard, _ in codegen.failing_guards(entry.guards, state.code, function, args, entry.constants))
+    namespace = codegen.call_namespace(state.code, function, args, entry.constants)
+    failing = codegen.failing_guards(entry.guards, state.code, function, args, entry.constants)
+    return not any(differs_in_kind(guard, namespace) for guard, _ in failing)
 
 
 def differs_in_kind(guard, namespace: dict) -> bool:

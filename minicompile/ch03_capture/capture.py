@@ -302,8 +302,7 @@ def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
     guard_aliasing(tx)
     guard_counters(tx)
     gm, before, retreat = None, forget_gradients(ep), "__EVALUATE"
-    if tx.right is not None:
-        lines = [f"if not {output_text(ep, tx.right.node)}: return __RETREAT", *lines]
+    right = None if tx.right is None else output_text(ep, tx.right.node)
     flags = [f"{source_text(ep, leaf.source)}.requires_grad_({flag})" for leaf, flag in tx.effects.flags.items()]
     if any(n.op != "placeholder" for n in tx.graph.nodes) and (ep.outputs or has_effects(tx.graph)):
         output = tx.graph.output(tuple(ep.outputs))
@@ -315,13 +314,13 @@ def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
     elif ep.outputs:
         raise AssertionError("outputs without a graph")
     traceless = leaves_no_trace(tx)
-    if tx.right is not None:
+    if right is not None:
         if before or not on_cpu(tx.graph) or not traceless and not leaves_no_trace(tx, tx.fake_mode.draws):
             _, place, born, _ = tx.assumptions[0]
             raise Unsupported(BRANCH_ON_VALUES, place, born)
         if not traceless:
             traceless, before, retreat = True, f"__retreat = {pool(ep, keep_generators)}()\n", "__retreat()"
-        lines[0] = lines[0].replace("__RETREAT", retreat)
+        lines = [f"if not {right}: return {retreat}", *lines]
     inputs = tx.inputs if gm is not None else []
     written = [(value.source, name) for value, _ in tx.effects.changed.values()
                if type(value) is ObjVal and value.cls is not types.ModuleType and value.source for name in value.attrs]

@@ -95,11 +95,16 @@ def argument(g: Lowering, x):
     return known
 
 
+def nearest(x: int | float, dtype: torch.dtype) -> float:
+    """The number of a half type that is nearest to `x`."""
+    return torch.tensor(x, dtype=dtype).item()
+
+
 def number(x, dtype: torch.dtype, device: torch.device):
     """A number beside a half tensor. Eager's CPU kernels round it to the tensor's dtype first (except in
     products and quotients), its GPU kernels do not."""
     if isinstance(x, (int, float)) and dtype in HALF and device.type == "cpu":
-        return torch.tensor(x, dtype=dtype).item()
+        return nearest(x, dtype)
     if isinstance(x, (Expr, Symbol)) and dtype in HALF and device.type == "cpu":
         return Rounded(x, dtype)
     return x
@@ -157,7 +162,7 @@ def rounded(b: Builder, dtype: torch.dtype, values, numbers: bool = False):
     def one(v):
         if v.constant is None:
             return b.round_to(v, dtype)
-        return b.constant(torch.tensor(v.constant, dtype=dtype).item(), v.dtype) if numbers and type(v.constant) is float else v
+        return b.constant(nearest(v.constant, dtype), v.dtype) if numbers and type(v.constant) is float else v
     return [one(v) for v in values] if dtype in HALF else list(values)
 
 
