@@ -297,6 +297,12 @@ def tried(run):
         return shortened(f"{type(error).__name__}: {error}", 90)
 
 
+# %% [markdown]
+# `tried` answers with what a function returns, or with the words of its error. The next function asks the same of eager,
+# of tiny's recording, and of minicompile's recording of fakes:
+
+
+# %%
 def in_all(f, *args, say=describe):
     """What eager, tiny and minicompile answer."""
     def traced():

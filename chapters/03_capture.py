@@ -21,39 +21,46 @@ from minicompile.ch01_graphs.graph import print_graph
 # ## The naive version: call it and listen
 #
 # The obvious way: call the function with objects that pretend to be tensors and write down what is done to
-# them. PyTorch offers the door, `__torch_function__`, so a recorder takes fifteen lines.
+# them. PyTorch offers the door. When one of its functions is given an object that has a method `__torch_function__`,
+# it calls this method instead of computing anything. Operators such as `+` are methods of the object anyway:
 
 
 # %%
 class Proxy:
-    """Stands for a tensor; every operation on it adds a line to `log`."""
-
-    log = []
+    """Stands for a tensor. Whatever is done to it is written down."""
 
     def __init__(self, name):
         self.name = name
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        return cls.record(function.__name__, args)
-
-    @classmethod
-    def record(cls, name, args):
-        result = Proxy(f"v{len(cls.log)}")
-        cls.log.append(f"{result.name} = {name}({', '.join(getattr(a, 'name', repr(a)) for a in args)})")
-        return result
+        return written_down(function.__name__, args)
 
     def __add__(self, other):
-        return Proxy.record("add", (self, other))
+        return written_down("add", (self, other))
 
     def __mul__(self, other):
-        return Proxy.record("mul", (self, other))
+        return written_down("mul", (self, other))
+
+
+# %% [markdown]
+# To write an operation down is to add a line to a list, and to make one more proxy, which stands for the result. A
+# recording is the list after one call:
+
+# %%
+log = []
+
+
+def written_down(name, args):
+    result = Proxy(f"v{len(log)}")
+    log.append(f"{result.name} = {name}({', '.join(getattr(a, 'name', repr(a)) for a in args)})")
+    return result
 
 
 def record(function, *names):
-    Proxy.log = []
+    log.clear()
     function(*map(Proxy, names))
-    return Proxy.log
+    return list(log)
 
 
 print("\n".join(record(lambda x, y: F.gelu(x + y) * 2, "x", "y")))
@@ -108,32 +115,41 @@ except Exception as error:
 # graph node, for everything else it works out the answer at once. It sees every read, so it can guard it,
 # and every write, so it can postpone it.
 #
-# The core fits on a page. This one knows four instructions:
+# The core fits on a page. This one knows four instructions. Strings stand for tensors, and what is no string is a
+# value that is known:
 
 # %%
 import dis
 
 
 def interpret(function, *args):
-    """Run straight-line arithmetic on names. Strings stand for tensors."""
+    """Run straight-line arithmetic on names."""
     graph, stack = [], []
     variables = dict(zip(function.__code__.co_varnames, args))
     for i in dis.get_instructions(function):
         if i.opname.startswith("LOAD_FAST"):
-            stack += [
-                variables[n] for n in ([i.argval] if isinstance(i.argval, str) else i.argval)
-            ]  # 3.13 loads pairs
+            names = [i.argval] if isinstance(i.argval, str) else i.argval  # 3.13 loads pairs
+            stack += [variables[n] for n in names]
         elif i.opname == "LOAD_CONST":
             stack.append(i.argval)
         elif i.opname == "BINARY_OP":
             b, a = stack.pop(), stack.pop()
-            if isinstance(a, str) or isinstance(b, str):
-                graph.append(f"v{len(graph)} = {a} {i.argrepr} {b}")
-                stack.append(f"v{len(graph) - 1}")
-            else:
-                stack.append(eval(f"{a} {i.argrepr} {b}"))  # numbers: compute now
+            stack.append(arithmetic(a, i.argrepr, b, graph))
         elif i.opname == "RETURN_VALUE":
             return graph, stack.pop()
+
+
+# %% [markdown]
+# Three of the four only move things. The fourth decides when something is computed. If one operand is a tensor, that
+# happens when the graph runs, so a line of the graph is written. If both are known, it happens now:
+
+
+# %%
+def arithmetic(a, operator, b, graph):
+    if isinstance(a, str) or isinstance(b, str):
+        graph.append(f"v{len(graph)} = {a} {operator} {b}")
+        return f"v{len(graph) - 1}"
+    return eval(f"{a} {operator} {b}")
 
 
 def polynomial(x, n):
@@ -166,8 +182,8 @@ print(source[: source.index("    except")])
 # %% [markdown]
 # What is read from outside goes through a function that writes guards ([chapter 2](chapter:02)). A Python function
 # that is called gets a frame of its own on the machine's list of frames. That is all, and it is enough to train a
-# GPT. Here are five programs for which it is not enough. A graph that ends early is a graph break ([chapter
-# 4](chapter:04)):
+# GPT. Here are five programs for which it is not enough. The first two leave a block of code in another way than by
+# its last instruction, one by an exception, the other at the end of a `with`:
 
 
 # %%
@@ -184,6 +200,12 @@ def with_context(x):
         return torch.relu(x) * 2
 
 
+# %% [markdown]
+# The next two call something that is not an ordinary function, a generator and the formatting of a text. The last one
+# changes an object that others can see:
+
+
+# %%
 def with_generator(x):
     return torch.relu(sum(x * k for k in range(3)))
 
@@ -204,6 +226,11 @@ def with_effect(x):
     return torch.relu(x) * 2
 
 
+# %% [markdown]
+# Into how many parts does tiny take each of them, and why? A graph that ends early is a graph break ([chapter
+# 4](chapter:04)):
+
+# %%
 rows = []
 for program in (with_handler, with_context, with_generator, with_text, with_effect):
     small = tiny.compile(program, backend=tiny.eager)

@@ -296,6 +296,11 @@ def wasteful(x):
     return y * 2
 
 
+# %% [markdown]
+# The compiler asks a function, `needed_locals`, which variables are live where a graph ends. For the second run we put
+# another function in its place, which answers that all of them are:
+
+# %%
 from minicompile.ch04_breaks import resume
 
 
@@ -731,6 +736,12 @@ class Watched(Block):
 whole, x = example()
 broken = Watched()
 broken.load_state_dict(whole.state_dict())
+
+# %% [markdown]
+# It has the parameters of the block without the look. We compile both, and count what the compiler makes of each: its
+# graphs, its kernels, and the guards of all its frames. Then we take the time of a call:
+
+# %%
 rows = []
 for name, module in (("whole", whole), ("broken", broken)):
     minicompile.reset()

@@ -73,7 +73,13 @@ RULES = {
     "exp": lambda g, a: (f"mul({g}, exp({a}))",),
 }
 
+# %% [markdown]
+# A value that is used twice gets a gradient from each use, and its own gradient is their sum. So the loop keeps a list
+# for each value. When it comes to the operation that made the value, all uses have been passed, and the list is
+# complete:
 
+
+# %%
 def differentiate(program, wanted):
     """Text of the gradient of the last result with respect to `wanted`. program: (result, name, operands)."""
     gradients = {program[-1][0]: ["tangent"]}
@@ -423,6 +429,10 @@ def corner_of_result(x):
     return y
 
 
+# %% [markdown]
+# The two differ in where the block comes from. In `corner` it is an input, in `corner_of_result` the graph has made it:
+
+# %%
 x, rows = torch.randn(1000, 1000), []
 for function in (chain, corner, corner_of_result):
     compiled = minicompile.compile(function)
@@ -1039,15 +1049,8 @@ for prefer in ("speed", "memory"):
     halves_of = partition(made, prefer)
     nodes = {n.name: n for n in made.gm.graph.nodes}
     saved = [nodes[name] for name in halves_of.saved if nodes[name].op != "placeholder"]
-    rows.append(
-        (
-            prefer,
-            len(saved),
-            size(weight(saved)),
-            sum(n.op == "call_function" for n in halves_of.backward.graph.nodes),
-            ", ".join(n.name for n in saved),
-        )
-    )
+    operators = sum(n.op == "call_function" for n in halves_of.backward.graph.nodes)
+    rows.append((prefer, len(saved), size(weight(saved)), operators, ", ".join(n.name for n in saved)))
 Table(["prefer", "saved", "bytes", "operators in backward", "which"], rows)
 
 # %% [markdown]
@@ -1076,25 +1079,34 @@ bars(
 # ### What it costs to decide
 #
 # The time to differentiate ahead of time, for one block and for more. The cut is a maximum flow over the
-# nodes of forward; recording runs the autograd engine and every meta kernel once. Each figure is the best of three.
+# nodes of forward; recording runs the autograd engine and every meta kernel once.
 
 # %%
 from minicompile.ch05_autograd.joint import simplify
 from minicompile.ch06_decompositions.decompose import decompose
 
+
+def timed(graph):
+    """The joint graph of a captured graph, and the seconds that recording, simplifying and cutting take."""
+    inputs = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
+    clock = [time.perf_counter()]
+    made = trace_joint(graph, inputs)
+    clock.append(time.perf_counter())
+    simplify(made, decompose)
+    clock.append(time.perf_counter())
+    partition(made)
+    clock.append(time.perf_counter())
+    return made, [b - a for a, b in zip(clock, clock[1:])]
+
+
+# %% [markdown]
+# Each figure of the table is the best of three:
+
+# %%
 rows = []
 for depth in (1, 2, 4):
     graph = watch(torch.nn.Sequential(*[type(block)() for _ in range(depth)]), x, backend="eager").graphs[0]
-    inputs, turns = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"], []
-    for _ in range(3):
-        clock = [time.perf_counter()]
-        made = trace_joint(graph, inputs)
-        clock.append(time.perf_counter())
-        simplify(made, decompose)
-        clock.append(time.perf_counter())
-        partition(made)
-        clock.append(time.perf_counter())
-        turns.append([b - a for a, b in zip(clock, clock[1:])])
+    (made, *_), turns = zip(*[timed(graph) for _ in range(3)])
     rows.append((depth, len(made.gm.graph.nodes), *(f"{1000 * min(turn):.0f} ms" for turn in zip(*turns))))
 Table(["blocks", "nodes of the joint graph", "record it", "to primitives", "cut it"], rows)
 
@@ -1103,7 +1115,8 @@ Table(["blocks", "nodes of the joint graph", "record it", "to primitives", "cut 
 #
 # The user calls `loss.backward()`, so the two graphs have to be one node of PyTorch's own autograd graph.
 # PyTorch has a way to write such a node: a `torch.autograd.Function` has a forward and a backward, and the
-# engine treats it as one operator. The smallest one that joins the two halves is this:
+# engine treats it as one operator. The smallest one that joins the two halves is this. Forward returns the results,
+# and keeps in `ctx` what backward reads, which is either computed by forward or one of the inputs:
 
 # %%
 def naive_region(halves, results):
@@ -1121,6 +1134,11 @@ def naive_region(halves, results):
     return type("Naive", (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
 
 
+# %% [markdown]
+# We give it the two halves of a function of two tensors, and compare the gradient with eager's:
+
+
+# %%
 def decay(x, w):
     return torch.exp(x * w)
 

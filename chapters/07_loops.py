@@ -71,7 +71,7 @@ print(naive_loops([("a", "x[i] * 2"), ("b", "a[n - 1 - i]        # flip"), ("y",
 # ## The idea: a tensor is a function of its index
 #
 # Do not compute. Describe. A tensor that is not there yet is a function from an index to the expression for
-# one element. An operator composes such functions; a view changes the index before it asks.
+# one element. An operator composes such functions:
 
 
 # %%
@@ -85,19 +85,26 @@ class Lazy:
     def __add__(self, other):
         return Lazy(self.shape, lambda i: f"({self.element(i)} + {other.element(i)})")
 
-    def t(self):
-        return Lazy(self.shape[::-1], lambda i: self.element(i[::-1]))
-
-    def flip(self):
-        return Lazy(self.shape, lambda i: self.element((f"{self.shape[0] - 1} - {i[0]}", *i[1:])))
-
 
 def source(name, shape):
     return Lazy(shape, lambda i: f"{name}[{', '.join(i)}]")
 
 
+# %% [markdown]
+# A view computes nothing. It changes the index before it asks:
+
+
+# %%
+def transposed(x):
+    return Lazy(x.shape[::-1], lambda i: x.element(i[::-1]))
+
+
+def flipped(x):
+    return Lazy(x.shape, lambda i: x.element((f"{x.shape[0] - 1} - {i[0]}", *i[1:])))
+
+
 x = source("x", (4, 4))
-y = (x * 2).flip().t() + x
+y = transposed(flipped(x * 2)) + x
 print("y[i, j] =", y.element(("i", "j")))
 
 # %% [markdown]
@@ -108,12 +115,12 @@ print("y[i, j] =", y.element(("i", "j")))
 y = x
 reads = []
 for step in range(1, 9):
-    y = y + y.t()
+    y = y + transposed(y)
     reads.append((step, y.element(("i", "j")).count("x[")))
 bars(
     [(f"{step} steps", n, "bad") for step, n in reads],
     "reads of x",
-    "Reads of x for one element of y = y + y.t(), repeated.",
+    "Reads of x for one element of y = y + transposed(y), repeated.",
     form="{:,}",
 )
 
@@ -171,6 +178,12 @@ def views(x, steps=4):
     return x + 1
 
 
+# %% [markdown]
+# The loop that it makes is among the things that `watch` keeps. We ask it for its variables and for the index of its one
+# load, after none of the views, after the first, after the first two, and so on:
+
+
+# %%
 def load_of(function, *args):
     """The loop that a function of one input becomes: its variables, and the index at which it loads."""
     (loop,) = watch(function, *args, dynamic=False).half()["program"].nodes
@@ -502,26 +515,20 @@ print(replay(loop.body, formula)[loop.stores[0]])
 # The code generators of chapters 9 and 10 go the other way. They begin at the stores and ask for what those need,
 # because where a statement has to stand depends on who asks for it.
 #
-# How much does one element cost?
+# How much does one element cost? Count what a body has of each kind:
+
 
 # %%
+def cost_of(loop):
+    iterations = " x ".join(str(v.size) for v in (*loop.vars, *loop.reduction_vars))
+    arithmetic = sum(v.op not in ("load", "store", "constant") for v in loop.body)
+    return loop.name, iterations, len(loop.loads), arithmetic, len(loop.stores), ", ".join(loop.origins[:3])
+
+
 block, x = example()
 seen = watch(block, x)
 program = seen.half("forward")["program"]
-rows = []
-for node in program.nodes:
-    if isinstance(node, Loop):
-        arithmetic = sum(v.op not in ("load", "store", "constant") for v in node.body)
-        rows.append(
-            (
-                node.name,
-                " x ".join(str(v.size) for v in (*node.vars, *node.reduction_vars)),
-                len(node.loads),
-                arithmetic,
-                len(node.stores),
-                ", ".join(node.origins[:3]),
-            )
-        )
+rows = [cost_of(node) for node in program.nodes if isinstance(node, Loop)]
 Table(["loop", "iterations", "loads", "operations", "stores", "made from"], rows)
 
 # %% [markdown]
@@ -565,10 +572,16 @@ with torch.no_grad():
     print("largest difference from eager:", (slow - block(x)).abs().max().item())
 
 # %% [markdown]
-# And a checker states what a program must obey: names defined before use, indices that speak of the loop's
-# own variables, each buffer written once.
+# And a checker states what a program must obey. It goes through the steps in order, with a set of what has been
+# `written` so far, which begins with the inputs and the constants. What a step reads has to be in this set. A loop has
+# a checker of its own, `verify_loop`, since there the indices have to speak of the loop's own variables as well:
 #
-# %show minicompile.ch07_loops.verify.verify
+# %show minicompile.ch07_loops.verify.verify "if isinstance(node, Loop)" to "assert name in written"
+#
+# What it writes must be known as a buffer and not be written yet. If it is a new name for memory that exists, the old
+# name has been written before:
+#
+# %show minicompile.ch07_loops.verify.verify "for name in written_by" to "written.add"
 #
 # In tests it runs after every stage, so that a lowering with a mistake is found where it was made. Exchange two
 # loops of the softmax from above, and it says what is wrong:

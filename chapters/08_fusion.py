@@ -204,6 +204,11 @@ def two_loops(x):
     return out
 
 
+# %% [markdown]
+# The fused kernel has the two lines under one pair of loops:
+
+
+# %%
 def one_loop(x):
     y, out = torch.full((3, 3), torch.nan), torch.full((3, 3), torch.nan)
     for i in range(3):
@@ -300,18 +305,25 @@ print(print_program(f.program))
 
 # %% [markdown]
 # Everything that the scheduler wants to know stands in the loads and stores of a loop, and they are values that can be
-# asked for their buffer and their index:
+# asked for their buffer and their index. The function that makes a group of one loop begins with the nest:
 #
-# %show minicompile.ch08_fusion.groups.make_group
+# %show minicompile.ch08_fusion.groups.make_group "names = {v" to "identity"
 #
 # A group begins as one loop and ends as a kernel. Its `space` is the nest, with the loop's variables renamed to `i0`,
 # `i1` and `r0`, so that two loops over the same nest look the same. `mapping` has the new names, and `apply` puts them
-# into an index; most loops have them already (`identity`). `reads` maps each buffer to the *set* of indices at which it
-# is read, and `writes` to the one index at which it is written. `instructions` is the length of the body, for a limit
-# below, and `turns` belongs to [chapter 12](chapter:12). Three more sets hold the exceptions. `guarded` are buffers
-# that are read under a condition or at a position that is itself data, so that nobody knows which elements are read.
-# `scattered` are buffers that are written so. And `wide_reads` are those that are read inside of a reduction, for each
-# element of the row. The table shows the four groups of the softmax:
+# into an index; most loops have them already (`identity`). Then it asks the loads:
+#
+# %show minicompile.ch08_fusion.groups.make_group "for a in node.loads" to "group.wide_reads"
+#
+# `reads` maps each buffer to the *set* of indices at which it is read. Two more sets hold exceptions. `guarded` are
+# buffers that are read under a condition or at a position that is itself data, so that nobody knows which elements are
+# read. And `wide_reads` are those that are read inside of a reduction, for each element of the row. Last come the
+# stores:
+#
+# %show minicompile.ch08_fusion.groups.make_group "for a in node.stores" to "group.scattered"
+#
+# `writes` maps a buffer to the one index at which it is written, and `scattered` are the buffers that are written under
+# a condition, at a position that is data, or twice. The table shows the four groups of the softmax:
 
 # %%
 def access_table(f):
@@ -388,10 +400,14 @@ access_table(f)
 # larger, so cut 64 off the larger: that pairs with `i1`. What is left of the second variable has stride 64 and size 8,
 # and pairs with `i0`. The second loop's variable is therefore `64*i0 + i1`. (Where two loops touch no common buffer
 # there are no strides to compare. Then the strides are None, and the dimensions are paired in order, by size alone.) In
-# the code both lists are turned around, so that `pop` takes the fastest, and `_exact(na, nb)` is the quotient if `nb`
-# divides `na`, and None otherwise:
+# the code both lists are turned around, so that `pop` takes the fastest of each, as variable, stride and size:
 #
-# %show minicompile.ch08_fusion.iteration.cut
+# %show minicompile.ch08_fusion.iteration.cut "a, b, segments" to "return None"
+#
+# The rest of the loop is the comparison of the two sizes. `_exact(na, nb)` is the quotient if `nb` divides `na`, and None
+# otherwise. What is left of the larger variable goes back to its list:
+#
+# %show minicompile.ch08_fusion.iteration.cut "if na == nb" to "return None if a"
 
 # %%
 alignment_table(f)
@@ -606,14 +622,17 @@ for d in watch(centred_then_changed, torch.randn(8, 64), dynamic=False).half()["
 # Candidates are found through buffers: the writer of each with its readers, and neighbouring readers of one
 # buffer. All of them are scored, and tried in the order of their scores. A fusion may remove the obstacle of
 # another, because what stood between two loops is now inside of one of them. So the rounds repeat until
-# nothing changes:
+# nothing changes. A round begins with the scores:
 #
-# %show minicompile.ch08_fusion.fuse.fuse_groups "for _ in range(MOST_ROUNDS)" to "if not fused"
+# %show minicompile.ch08_fusion.fuse.fuse_groups "scored = {}" to "scored[i, j]"
 #
 # `pairs` are positions of loops, and `find` tells in which group a loop is by now. Of two groups the one that runs first is
-# given first to `shared_buffers`; who that is, says the bit of `ancestors`. Equal scores are tried in the order of their
-# distance, nearest neighbours first. A pair that was refused is asked again only if one of the two has grown since;
-# that is what `version` is for.
+# given first to `shared_buffers`; who that is, says the bit of `ancestors`. Then the pairs are tried:
+#
+# %show minicompile.ch08_fusion.fuse.fuse_groups "for i, j in sorted(scored" to "if not fused"
+#
+# The highest score comes first, and equal scores come in the order of their distance, nearest neighbours first. A pair
+# that was refused is asked again only if one of the two has grown since; that is what `version` is for.
 #
 # Below is a layer norm with its GELU and the sum that a bias gradient would be, as the scheduler goes through
 # it. Each frame is one accepted pair, with all groups that exist after it.

@@ -428,12 +428,17 @@ lines(
 # | `xnumel` | the number of results | if there are few, a program takes fewer, so that no multiprocessor is without one |
 # | `sums` | tiles that a sum of columns accumulates | each takes registers, so the steps along the column are shorter |
 #
-# The first half of the function is for rows that lie along memory. A program takes as many of them as make 1024
-# elements. The second half is for those that do not:
+# One function is for rows that lie along memory. A row that is shorter than the limit is held, and a program takes as
+# many of them as make 1024 elements. A longer one is walked, in steps of 2048 to 8192 elements:
 #
-# %show minicompile.ch09_triton.heuristics.reduction
+# %show minicompile.ch09_triton.heuristics.along_rows
 #
-# The numbers in it were measured on an H100, as the module says where it stands. They are rules, not a
+# The other is for rows that lie across memory, as those of a sum of columns. Here a program takes up to 64 neighbours,
+# and holds only what is short:
+#
+# %show minicompile.ch09_triton.heuristics.down_columns
+#
+# The numbers in both were measured on an H100, as the module says where it stands. They are rules, not a
 # search, so that one configuration per kernel is compiled.
 #
 # ### What is printed once per row

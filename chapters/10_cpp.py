@@ -51,9 +51,7 @@ print("minicompile:", len(watch(mixed, x).half()["compiled"].sources), "kernels"
 # ## The naive version: print the loop
 #
 # The obvious translation has one `for` per loop variable and one line per value of the body. Here is one that
-# does that for a kernel without reductions. First the line of one value. A value `v3` becomes the variable `v3`. A load
-# reads an array, a store writes one, a constant is a literal, and for anything else there is a template. (`names` has
-# the name of each buffer's array.)
+# does that for a kernel without reductions. For arithmetic there is a template per operation:
 
 # %%
 C = {
@@ -65,7 +63,12 @@ C = {
     "exp": "expf({})",
 }
 
+# %% [markdown]
+# The line of one value: `v3` becomes the variable `v3`. A load reads an array, a store writes one, a constant is a
+# literal, and for anything else the template is filled in. (`names` has the name of each buffer's array.)
 
+
+# %%
 def naive_line(value, names):
     if value.op == "store":
         return f"  {names[value.buffer]}[{value.index}] = v{value.value.number};"

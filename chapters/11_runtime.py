@@ -372,7 +372,7 @@ Table(["a kernel takes", "300 of them take", "of which the device waits"], rows)
 # takes about as long as one launch. It is the largest gain there is for models of many small kernels. And it
 # has a price that one has to understand before one may use it: a recording contains *addresses*. The kernels
 # in it read where their inputs were when they were recorded, and they write where their outputs were. Here is
-# a class that behaves like a CUDA graph, on the CPU:
+# a class that behaves like a CUDA graph, on the CPU. It holds on to one input and one output:
 
 
 # %%
@@ -388,6 +388,11 @@ class Graph:
         return self.out
 
 
+# %% [markdown]
+# Two programs that are right in eager are wrong with it. One has a new tensor where there was another when the graph
+# was recorded. The other keeps a result while the graph is replayed:
+
+# %%
 weight = torch.ones(2)
 graph = Graph(lambda t: t * 10, weight)
 weight = torch.tensor([5.0, 5.0])  # a new tensor, as a new batch or a loaded parameter would be

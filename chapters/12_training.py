@@ -158,6 +158,12 @@ found = torch._dynamo.explain(training(model, optimizer, scheduler))(*torch.rand
 breaks = [(reason.reason.splitlines()[0], reason.user_stack[-1].name) for reason in found.break_reasons]
 print(json.dumps([breaks, [[getattr(op, "__name__", str(op)) for op in graph] for graph in found.ops_per_graph]]))
 """
+
+# %% [markdown]
+# The text of `training` goes into this script, behind its imports. What comes back are the reasons of the breaks, and
+# for each graph the calls in it:
+
+# %%
 source = REPORT.replace("logging.get", f"{inspect.getsource(training)}\nlogging.get", 1)
 done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
 breaks, graphs = json.loads(done.stdout.splitlines()[-1])
@@ -277,8 +283,13 @@ def descent(p, g):
 torch.manual_seed(0)
 rows, targets = torch.randn(8, 4), torch.randn(8, 3)
 w = torch.nn.Parameter(torch.randn(4, 3))
-naive = NaiveStep(loss_of, [w], descent)
 print(trace_step(loss_of, [w], descent, (rows, targets)))
+
+# %% [markdown]
+# Does it train? A copy of `w` makes three steps in eager, and `w` makes them through the graph:
+
+# %%
+naive = NaiveStep(loss_of, [w], descent)
 twin = w.detach().clone().requires_grad_()
 for _ in range(3):
     twin.grad = None
@@ -584,6 +595,11 @@ def micro_steps(layer, rows, targets):
     return layer.w.grad.norm()
 
 
+# %% [markdown]
+# Of its graph we print only the lines about gradients. Then the program runs once more in eager, with an empty slot, to
+# compare the sums:
+
+# %%
 layer = Layer()
 seen = watch(micro_steps, layer, rows, targets)
 print("\n".join(line.partition("  #")[0] for line in print_graph(seen.graphs[0]).splitlines() if "gradients" in line or "add_" in line))
@@ -680,6 +696,11 @@ def spying(gm, inputs):
     return run
 
 
+# %% [markdown]
+# Two programs are compiled with it. The first replaces the gradient unseen, the second reads it before:
+
+
+# %%
 def cleared(layer, rows, targets):
     layer.zero_grad()
     layer(rows, targets).backward()
@@ -720,16 +741,21 @@ def returns_three(layer, rows, targets):
     return loss, hidden, layer.w.sum()
 
 
-answers = []
-for function in (returns_three, minicompile.compile(returns_three, fullgraph=True)):
-    said = []
-    for value in function(layer, rows, targets):
-        try:
-            value.sum().backward()
-            said.append("can be differentiated")
-        except RuntimeError as error:
-            said.append(str(error).partition(" (")[0])
-    answers.append(said)
+def differentiated(value):
+    try:
+        value.sum().backward()
+    except RuntimeError as error:
+        return str(error).partition(" (")[0]
+    return "can be differentiated"
+
+
+# %% [markdown]
+# The function has used its loss for `backward()` already. Which of its three results can be differentiated afterwards, in
+# eager and compiled?
+
+# %%
+programs = returns_three, minicompile.compile(returns_three, fullgraph=True)
+answers = [[differentiated(value) for value in program(layer, rows, targets)] for program in programs]
 Table(["output", "eager", "compiled"], list(zip(("loss", "hidden", "w.sum()"), *answers)))
 
 # %% [markdown]
@@ -915,6 +941,10 @@ def asking(model, optimizer, scheduler):
     return step
 
 
+# %% [markdown]
+# For each call: was something compiled, and if so, because of which guard?
+
+# %%
 found = []
 for program in (training, asking):
     minicompile.reset()

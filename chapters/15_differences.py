@@ -88,20 +88,17 @@ def copying(x):
     return x * 1.0
 
 
+# %% [markdown]
+# One program amplifies rounding, the other does not. `references` evaluates a program in the three ways:
+
+# %%
 rows = []
 data = torch.randn(1000, 3)
 for f in (copying, cancelling):
-    run = Run(lambda f=f: (f, (data,), {}), calls=1)
-    refs = references(run, 60)
-    name = "call 1: result"
-    double, eager, moved = (answers.values[name].data for answers in (refs.double, refs.plain, refs.moved))
-    rows.append(
-        (
-            f.__name__,
-            f"{(eager.double() - double).abs().max():.1e}",
-            f"{(moved - eager).abs().max():.1e}",
-        )
-    )
+    refs = references(Run(lambda f=f: (f, (data,), {}), calls=1), 60)
+    double, eager, moved = (r.values["call 1: result"].data for r in (refs.double, refs.plain, refs.moved))
+    errors = (eager.double() - double).abs().max(), (moved - eager).abs().max()
+    rows.append((f.__name__, *(f"{error:.1e}" for error in errors)))
 Table(["program", "eager's own error", "moved by one rounding"], rows)
 
 # %% [markdown]

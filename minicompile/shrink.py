@@ -438,10 +438,7 @@ def without_statements(program: GraphText, first: int, last: int) -> GraphText |
     values = apart.run(values_after, program, last, needed).value if needed else {}
     if values is None or len(values) < len(needed):
         return None
-    if set(needed) & set(program.outputs):
-        outputs = [o for o in program.outputs if o not in needed]
-    else:
-        outputs = program.outputs
+    outputs = [o for o in program.outputs if o not in needed]
     if not outputs:
         return None
     return without_dead(dataclasses.replace(program, statements=kept, inputs=program.inputs | values, outputs=outputs))

@@ -11,7 +11,7 @@ import pytest
 
 import minicompile
 from chapters import _lib
-from tools.site import chapter_pages, links, names
+from tools.site import cells, chapter_pages, links, names
 from tools.site.chapter_pages import SHOW
 
 minicompile.config.raise_on_internal_error = False        # which _lib sets for the pages
@@ -145,3 +145,31 @@ def test_long_cells_of_code_are_introduced():
                     bare.append(f"{path.relative_to(ROOT)}:{cell.line}: {words} words before {len(lines)} lines")
                 words = 0
     assert bare == []
+
+
+def lines_of_code(text: str, first: int, last: int) -> int:
+    """Lines that hold code, from `first` to `last`: no blanks, no comments, no docstrings."""
+    words = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            words |= set(range(node.lineno, node.end_lineno + 1))
+    return sum(bool(line.strip()) and not line.lstrip().startswith("#") and first <= n <= last and n not in words
+               for n, line in enumerate(text.splitlines(), 1))
+
+
+def test_chapters_have_no_long_cells():
+    """What a page shows at once, of its own cells and of the package, has at most 15 lines of code. Folded is what a reader may skip,
+    and what answers an exercise."""
+    long = []
+    for path in PAGES:
+        for cell in cells.split(path.read_text()):
+            shown = []
+            if cell.kind == "code":
+                begin, end = chapter_pages.visible(cell)
+                shown.append((cell.line, lines_of_code(cell.source, begin + 1, end)))
+            for found in SHOW.finditer(cell.source if cell.kind == "markdown" else ""):
+                module, first, last = chapter_pages.place_of(book(), *found.groups())
+                if not links.solution(book(), module, found[1].removeprefix(f"{module.name}.")):
+                    shown.append((cell.line, lines_of_code(module.source, first, last)))
+            long += [f"{path.name}:{line}: {count} lines" for line, count in shown if count > 15]
+    assert long == []

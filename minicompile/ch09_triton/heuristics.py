@@ -91,20 +91,27 @@ def added(x: int) -> Config:
 def reduction(xnumel: int, rnumel: int, inner: bool, passes: int, live: int, sums: int = 1) -> Config:
     """`passes`: how often a looped kernel would run along the row. `live`: full-size values that are alive
     at once, about. `sums`: values that are accumulated, each in a tile of its own."""
+    return along_rows(xnumel, rnumel, passes, live) if inner else down_columns(xnumel, rnumel, passes, sums)
+
+
+def along_rows(xnumel: int, rnumel: int, passes: int, live: int) -> Config:
     row = power_of_2(rnumel)
-    if inner:
-        limit = 1024 if passes == 1 else 16384 if live <= 3 else 8192 if live <= 6 else 4096
-        if row <= limit:
-            x = clamp(1024 // row, 1, 64)
-            while x > 1 and xnumel < x * MULTIPROCESSORS * 2:
-                x //= 2
-            per_thread = 16 if row >= 4096 else 8
-            warps = clamp(x * row // (32 * per_thread), 1, 16)
-            return Config({"x": x, "r": row}, warps, persistent=True)
-        if xnumel >= 4 * MULTIPROCESSORS or rnumel < 8192:
-            return Config({"x": 1, "r": 8192}, num_warps=16) if row >= 16384 and live > 1 else \
-                Config({"x": 1, "r": min(row, 2048)}, num_warps=8)
-        return Config({"x": 1, "r": min(row, 4096)}, num_warps=16)
+    limit = 1024 if passes == 1 else 16384 if live <= 3 else 8192 if live <= 6 else 4096
+    if row <= limit:
+        x = clamp(1024 // row, 1, 64)
+        while x > 1 and xnumel < x * MULTIPROCESSORS * 2:
+            x //= 2
+        per_thread = 16 if row >= 4096 else 8
+        warps = clamp(x * row // (32 * per_thread), 1, 16)
+        return Config({"x": x, "r": row}, warps, persistent=True)
+    if xnumel >= 4 * MULTIPROCESSORS or rnumel < 8192:
+        return Config({"x": 1, "r": 8192}, num_warps=16) if row >= 16384 and live > 1 else \
+            Config({"x": 1, "r": min(row, 2048)}, num_warps=8)
+    return Config({"x": 1, "r": min(row, 4096)}, num_warps=16)
+
+
+def down_columns(xnumel: int, rnumel: int, passes: int, sums: int) -> Config:
+    row = power_of_2(rnumel)
     x = clamp(power_of_2(xnumel), 1, 64)
     while x > 16 and xnumel // x < MULTIPROCESSORS:
         x //= 2

@@ -90,17 +90,24 @@ def answer(book: links.Book, page: Page, cell: cells.Cell, exercise: str) -> str
 
 def shown_code(cell: cells.Cell) -> str:
     """The code of a cell; what a reader may skip, imports and cells tagged `fold`, behind a line that opens it."""
+    lines = cell.source.split("\n")
+    if "fold" in cell.tags:
+        return folded("The code of this cell", lines)
+    begin, end = visible(cell)
+    return (folded("Imports", lines[:begin]) + (highlight.plain("\n".join(lines[begin:end]).strip("\n")) if begin < end else "")
+            + folded("The code that draws this", lines[end:]))
+
+
+def visible(cell: cells.Cell) -> tuple[int, int]:
+    """Which lines of a cell of code are not folded: from the first, counted from 0, up to the second."""
     lines, body = cell.source.split("\n"), ast.parse(cell.source).body
     imports = next((n for n, s in enumerate(body) if not isinstance(s, (ast.Import, ast.ImportFrom))), len(body))
     if imports == len(body) or "fold" in cell.tags:
-        return folded("Imports" if imports == len(body) else "The code of this cell", lines)
+        return len(lines), len(lines)
     drawing = next(n for n in range(len(body), -1, -1) if n == 0 or not draws(body[n - 1]))
     begin = body[imports - 1].end_lineno if imports else 0
     end = body[drawing].lineno - 1 if drawing < len(body) else len(lines)
-    begin, end = begin if begin >= 3 else 0, end if len(lines) - end >= 3 else len(lines)
-    parts = [folded("Imports", lines[:begin]), highlight.plain("\n".join(lines[begin:end]).strip("\n")) if begin < end else "",
-             folded("The code that draws this", lines[end:])]
-    return "".join(parts)
+    return begin if begin >= 3 else 0, end if len(lines) - end >= 3 else len(lines)
 
 
 DRAWING = {"Listings", "Table", "Walk", "bars", "draw_fusion", "draw_fx", "drawing", "lines", "pipes", "row_of_boxes", "timeline"}
