@@ -153,6 +153,7 @@ print(inspect.getsource(tiny.recorded))
 print(inspect.getsource(tiny.on_meta))
 
 # %% [markdown]
+# An operator that writes into a tensor is nothing for tiny, which gives up its recording. Otherwise
 # `as_meta` replaces each fake among the arguments by its meta tensor, and `op` runs on those: that is the call
 # of the meta kernel. `note` makes a node with the same operator, whose arguments are nodes where the call had
 # fakes (`as_node`) and constants where it had constants. `wrap` makes a fake of the result, which remembers the

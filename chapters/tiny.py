@@ -167,8 +167,7 @@ def as_node(x):
 
 # %% [markdown]
 # While a `TorchDispatchMode` is active, PyTorch hands every operator to it, below autograd and after composite
-# operators have fallen apart (`F.linear` arrives as a transpose and an `addmm`). Our mode keeps the nodes. What
-# writes into a tensor ends the graph, since tiny has no answer to it.
+# operators have fallen apart (`F.linear` arrives as a transpose and an `addmm`). Our mode keeps the nodes.
 
 # %%
 
@@ -181,8 +180,6 @@ class Recorder(TorchDispatchMode):
         self.nodes, self.inputs = [], []
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        if op._schema.is_mutable:
-            raise Break(f"{op} writes into a tensor")
         return recorded(self, op, args, kwargs or {})
 
     def note(self, target, args=(), kwargs={}):
@@ -200,8 +197,7 @@ class Recorder(TorchDispatchMode):
 # %% [markdown]
 # What happens to one operator? It runs on meta tensors, a node is noted, and the results are wrapped as fakes. A
 # fake and its node know each other. An operator with several results makes one more node for each of them, which
-# stands for taking it out of the tuple. What needs data, such as `.item()`, ends the graph by itself, since there is
-# no meta kernel for it.
+# stands for taking it out of the tuple.
 
 # %% tags=["exercise:tiny-record"]
 def recorded(recorder, op, args, kwargs):
@@ -215,9 +211,15 @@ def recorded(recorder, op, args, kwargs):
     return wrap(result, device, node)
 
 
+# %% [markdown]
+# Two kinds of operators end the graph. One writes into a tensor, to which tiny has no answer. The other needs data, as
+# `.item()` does: there is no meta kernel for it, and so it raises by itself.
+
 # %%
 def on_meta(op, args, kwargs):
     """The operator's result on meta tensors, and the device that it would be on."""
+    if op._schema.is_mutable:
+        raise Break(f"{op} writes into a tensor")
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     device = kwargs.get("device") or max(tensors, key=torch.Tensor.dim).device if tensors or "device" in kwargs else "cpu"
     kwargs = {**kwargs, "device": "meta"} if not tensors or "device" in kwargs else kwargs
@@ -388,6 +390,11 @@ def read(outside, path, thing):
     return outside.seen[path]
 
 
+# %% [markdown]
+# The opposite question comes up when code is written for the next call: by which variable can a thing be reached there?
+# What never changes, such as a function or a class, need not be read again. It gets a name in the text.
+
+# %%
 def reach(outside, thing):
     """How to reach a thing at the next call; None for what the trace itself has made."""
     if id(thing) in outside.variables:
@@ -403,34 +410,36 @@ def reach(outside, thing):
 # the globals that it works with; its defaults are read where a call uses them. Any other object by its class alone:
 # what matters of it will be read through its attributes, each with a guard of its own. If two paths lead to one object,
 # they have to lead to one at the next call as well, because what is read through the first is not read again.
+#
+# So there are kinds of things, and this is how they are told apart:
 
 # %%
 CONSTANTS = (type(None), bool, int, float, complex, str, bytes, slice, range, type(...), torch.dtype, torch.device)
 FIXED = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType, types.CodeType, type(torch.Tensor.add))
 
 
+def is_bound(thing):
+    """Whether it is a method together with its object."""
+    return isinstance(thing, (types.MethodType, types.BuiltinMethodType)) and not isinstance(thing.__self__, (type(None), types.ModuleType))
+
+
+# %%
 def compare(outside, v, thing):
     """Write the guard of what variable v holds, and return what the trace works with."""
     kind = type(thing)
     if isinstance(thing, torch.Tensor):
         return compare_tensor(outside, v, thing)
-    if isinstance(thing, CONSTANTS):
-        same = f"type({v}) is {outside.name(kind)} and repr({v}) == {repr(thing)!r}"
-        outside.test(same if kind in CONSTANTS else f"{v} is {outside.name(thing)}")           # a class of its own may print anything
+    if kind in CONSTANTS:
+        outside.test(f"type({v}) is {outside.name(kind)} and repr({v}) == {repr(thing)!r}")
     elif is_bound(thing):
         outside.test(f"type({v}) is {outside.name(kind)} and {v}.__name__ == {thing.__name__!r}")
         owner = read(outside, f"{v}.__self__", thing.__self__)
         return kind(read(outside, f"{v}.__func__", thing.__func__), owner) if kind is types.MethodType else getattr(owner, thing.__name__)
     elif kind is types.FunctionType:
         outside.test(f"{v}.__code__ is {outside.name(thing.__code__)} and {v}.__globals__ is {outside.name(thing.__globals__)}")
-    else:
-        outside.test(f"{v} is {outside.name(thing)}" if isinstance(thing, FIXED) else f"type({v}) is {outside.name(kind)}")
+    else:                                        # a constant of a class of its own may print anything, and is itself or not
+        outside.test(f"{v} is {outside.name(thing)}" if isinstance(thing, FIXED + CONSTANTS) else f"type({v}) is {outside.name(kind)}")
     return VALUES[kind](outside, v, thing) if kind in VALUES else thing
-
-
-def is_bound(thing):
-    """Whether it is a method together with its object."""
-    return isinstance(thing, (types.MethodType, types.BuiltinMethodType)) and not isinstance(thing.__self__, (type(None), types.ModuleType))
 
 
 # %% [markdown]
@@ -649,24 +658,18 @@ LOOKING_AT_FRAMES = {"super", "locals", "globals", "vars", "dir", "eval", "exec"
 
 # %% [markdown]
 # The machine has frames, and while it traces, `outside` to read through. Without that, it is a plain interpreter of
-# Python on real values. What it takes from a variable or from the stack has been read by then.
+# Python on real values.
 
 # %%
 class Machine:
     def __init__(self, frames, outside=None):
         self.frames, self.outside, self.result = frames, outside, None
 
-    def used(self, place, key):
-        """A local variable or a value on the stack, read from outside if it has not been yet."""
-        if isinstance(value := place[key], Unread):
-            place[key] = read(self.outside, value.path, value.thing)
-        return place[key]
-
     def local(self, name):
-        return self.used(self.frames[-1].locals, name)
+        return used(self.outside, self.frames[-1].locals, name)
 
     def top(self, depth=1):
-        return self.used(self.frames[-1].stack, -depth)
+        return used(self.outside, self.frames[-1].stack, -depth)
 
     def pop(self, count):
         """The last values of the stack, the topmost last."""
@@ -676,6 +679,17 @@ class Machine:
 
     def path(self, thing):
         return reach(self.outside, thing) if self.outside else None
+
+
+# %% [markdown]
+# A value that lies in a variable or on the stack need not have been read yet. It is read, with its guard, when it is used
+# for the first time:
+
+# %%
+def used(outside, place, key):
+    if isinstance(value := place[key], Unread):
+        place[key] = read(outside, value.path, value.thing)
+    return place[key]
 
 
 # %% [markdown]
@@ -823,6 +837,7 @@ def attribute(m, thing, name):
     return [value]
 
 
+# %%
 def in_torch(thing):
     """Whether a module or function belongs to PyTorch itself. Its layers do not count: they are read like the user's."""
     name = getattr(thing, "__name__" if isinstance(thing, types.ModuleType) else "__module__", None) or ""
@@ -831,8 +846,7 @@ def in_torch(thing):
 
 # %% [markdown]
 # A variable that functions share is in a *cell*. The cells of the enclosing function hang on the function object, and
-# so they have a path. And a thing that was reached by a path must not be written to while we trace: the write would
-# happen once, now, and not at each call.
+# so they have a path.
 
 # %%
 @opcode("COPY_FREE_VARS")
@@ -849,6 +863,11 @@ def load_deref(m, i):
     return [read(m.outside, f"{path}.cell_contents", cell.cell_contents) if (path := m.path(cell)) else cell.cell_contents]
 
 
+# %% [markdown]
+# A thing that was reached by a path must not be written to while we trace: the write would happen once, now, and not at
+# each call. Every handler that writes asks first:
+
+# %%
 def own(m, thing):
     """A thing that may be written to: one that the trace has made."""
     if m.outside and (m.path(thing) or isinstance(thing, Fake)):
@@ -879,11 +898,19 @@ def call(m, function, args, kwargs={}):
     function, args = opened(m, function, args)
     if not allowed(m, function, [*args, *kwargs.values()]):
         raise Break(f"a call of {getattr(function, '__qualname__', function)}")
-    result = function(*args, **kwargs)
+    return [known(m, function(*args, **kwargs))]
+
+
+# %% [markdown]
+# What comes back has to be something that the trace can go on with: a fake, a constant, a container, or a thing that was
+# read. An iterator is replaced by one over a tuple, whose items are known.
+
+# %%
+def known(m, result):
     result = iter(tuple(result)) if hasattr(result, "__next__") else tuple(result) if isinstance(result, DICT_VIEWS) else result
     if not isinstance(result, (Fake, tuple, list, dict, ITERATOR, type, torch.finfo, *CONSTANTS)) and not m.path(result):
         raise Break(f"a new {type(result).__name__}")
-    return [result]
+    return result
 
 
 # %% [markdown]
@@ -939,12 +966,19 @@ def allowed(m, function, args):
     """Whether a call has no effect but its result, which depends on nothing but the arguments."""
     if function in CLASSES:                      # PyTorch has classes that answer differently for a fake
         return not isinstance(args[0], Fake) or all(c is torch.Tensor or type(c) is type for c in tree_leaves(args[1:] or [Fake]))
-    leaves = tree_leaves(args, is_leaf=lambda x: type(x) not in (list, tuple, dict))
-    owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     if function in ARRANGING and isinstance(args[0], (Fake, ITERATOR, list, tuple, dict, str)):
         return True
-    if not all(isinstance(x, (Fake, ITERATOR, *CONSTANTS, type)) for x in leaves):
-        return False
+    leaves = tree_leaves(args, is_leaf=lambda x: type(x) not in (list, tuple, dict))
+    return all(isinstance(x, (Fake, ITERATOR, *CONSTANTS, type)) for x in leaves) and without_effect(m, function, args, leaves)
+
+
+# %% [markdown]
+# With such arguments it depends on whose function it is: a method of a fake, a method of a container, a function that
+# stands in a table, or one of PyTorch's.
+
+# %%
+def without_effect(m, function, args, leaves):
+    owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     if isinstance(owner, Fake) or isinstance(function, types.MethodDescriptorType) and isinstance(leaves[0], Fake):
         return name not in REFUSED
     if type(owner) in (list, dict, tuple, str, torch.Size):
@@ -1198,6 +1232,11 @@ def spell(outside, thing):
     return text
 
 
+# %% [markdown]
+# Each thing is spelled once, into a variable if it is a container, so that two places which hold one list will hold one
+# list again.
+
+# %%
 def spell_new(outside, thing):
     if isinstance(thing, Fake):
         outside.outputs.append(thing)
@@ -1499,6 +1538,7 @@ def rule(*operators):
     return register
 
 
+# %%
 class Decomposer(Recorder):
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         rule = RULES.get(op.overloadpacket)
@@ -1644,21 +1684,19 @@ def size(node):
     return node.fake.numel() * node.fake.element_size() if isinstance(node.fake, torch.Tensor) else 0
 
 
+# %%
 def to_save(graph, forward):
     """The nodes of forward that backward gets, besides inputs of the graph."""
-    capacity, users, inputs, early, endless = defaultdict(dict), defaultdict(list), set(graph.inputs), set(forward), 1 << 60
-    for n in graph.nodes:
-        for x in operands(n):
-            users[x].append(n)
-    cheap = {n for n in forward if packet(n) in POINTWISE or packet(n) in VIEWS}
+    capacity, inputs, early, endless = defaultdict(dict), set(graph.inputs), set(forward), 1 << 60
+    calls = {n for n in forward if packet(n) not in POINTWISE and packet(n) not in VIEWS}
+    in_memory = calls.union(*map(operands, calls))
     for n in forward:
-        readers = [u for u in users[n] if u in early]
-        in_memory = n not in cheap or any(u not in cheap for u in readers)
         many = isinstance(n.fake, (tuple, list))                    # results of one call: each is saved on its own
-        capacity[n, "in"][n, "out"] = 1 if n in inputs else endless if many else size(n) * (1 if in_memory else 2) + 1
-        if in_memory and packet(n) not in VIEWS:
+        capacity[n, "in"][n, "out"] = 1 if n in inputs else endless if many else size(n) * (1 if n in in_memory else 2) + 1
+        if n in in_memory and packet(n) not in VIEWS:
             capacity["source"][n, "in"] = endless
-        for u in users[n]:
+    for u in graph.nodes:
+        for n in operands(u):
             capacity[n, "out"][(u, "in") if u in early else "sink"] = endless
     side = minimum_cut(capacity, "source", "sink")
     return [n for n in forward if (n, "in") in side and (n, "out") not in side]
@@ -1808,9 +1846,9 @@ def contiguous(node):
 
 
 # %% [markdown]
-# To lower a graph is to turn its nodes into loops. Views vanish: whoever reads a view reads the buffer below it. What
-# is neither a view nor in our tables stays a call. So does a view that no strides describe, such as a transposed
-# matrix seen as a single row, where PyTorch says that it would have to copy.
+# To lower a graph is to turn its nodes into loops. Views vanish: whoever reads a view reads the buffer below it. A view
+# that no strides describe, such as a transposed matrix seen as a single row, stays a call. PyTorch says there that it
+# would have to copy.
 
 # %%
 def lower(graph):
@@ -1823,19 +1861,27 @@ def lower(graph):
         return Read(base.node, view(base.seen)) if base else x
 
     for node in [n for n in graph.nodes if n not in graph.inputs]:
-        kind, shape = packet(node), getattr(node.fake, "shape", None)
-        if kind in VIEWS and node.fake.dtype is node.args[0].fake.dtype:
+        if packet(node) in VIEWS and node.fake.dtype is node.args[0].fake.dtype:
             try:
                 views[node] = through(node.args[0], lambda t: node.target(t, *node.args[1:], **node.kwargs))
             except RuntimeError:
                 steps.append(node)
-        elif kind in POINTWISE and fits(node):
-            steps.append(Loop(node, POINTWISE[kind], [through(x, lambda t: t.expand(shape)) for x in node.args], shape.numel()))
-        elif row := reduced_row(node):
-            steps.append(Loop(node, REDUCTIONS[kind], [through(node.args[0], lambda t: t)], node.args[0].fake.numel(), row))
         else:
-            steps.append(node)
+            steps.append(loop_of(node, through) or node)
     return steps, views
+
+
+# %% [markdown]
+# Everything else is a loop if it is in our tables, and a call if not. An element-wise loop reads its operands as if they had
+# the shape of the result. A reduction reads all that it reduces.
+
+# %%
+def loop_of(node, through):
+    kind, shape = packet(node), getattr(node.fake, "shape", None)
+    if kind in POINTWISE and fits(node):
+        return Loop(node, POINTWISE[kind], [through(x, lambda t: t.expand(shape)) for x in node.args], shape.numel())
+    if row := reduced_row(node):
+        return Loop(node, REDUCTIONS[kind], [through(node.args[0], lambda t: t)], node.args[0].fake.numel(), row)
 
 
 # %%
@@ -2363,8 +2409,7 @@ def in_autograd(forward, backward, differentiable, wanted):
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx, *tangents):
-            given = [t for t, d in zip(tangents, differentiable) if d]
-            gradients = iter(backward(*ctx.saved_tensors, *given))
+            gradients = iter(backward(*ctx.saved_tensors, *[t for t, d in zip(tangents, differentiable) if d]))
             return tuple(next(gradients) if w else None for w in wanted)
 
     return Differentiable.apply
@@ -2456,7 +2501,18 @@ class GPT(torch.nn.Module):
 
 
 # %% [markdown]
-# The text that it learns to continue is this file. `wrap` is what is tried: the identity for eager, or `compile`. Only the
+# The text that it learns to continue is this file. A batch is some pieces of it, and the same pieces one letter further
+# on, which is what is wanted.
+
+# %%
+def batches(data, count, batch, length):
+    for _ in range(count):
+        places = torch.randint(len(data) - length - 1, (batch, 1)).to(data.device) + torch.arange(length + 1, device=data.device)
+        yield data[places[:, :-1]], data[places[:, 1:]]
+
+
+# %% [markdown]
+# `wrap` is what is tried: the identity for eager, or `compile`. Only the
 # model is wrapped. The optimizer runs eagerly, which is one of the restrictions of the first page.
 
 # %%
@@ -2466,11 +2522,10 @@ def train(wrap, steps, device, batch=12, **sizes):
     model = GPT(**sizes).to(device)
     step, optimizer = wrap(model), torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = torch.tensor(list(pathlib.Path(__file__).read_bytes()), device=device)
-    losses, seconds, length = [], [], model.places.num_embeddings
-    for _ in range(steps):
-        starts = torch.randint(len(data) - length - 1, (batch, 1)).to(device) + torch.arange(length + 1, device=device)
+    losses, seconds = [], []
+    for text, wanted in batches(data, steps, batch, model.places.num_embeddings):
         started = time.perf_counter()
-        loss = step(data[starts[:, :-1]], data[starts[:, 1:]])
+        loss = step(text, wanted)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
