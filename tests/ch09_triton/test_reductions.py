@@ -1,4 +1,5 @@
 """Reduction kernels, persistent and looped, under Triton's interpreter against eager."""
+import math
 import os
 
 import pytest
@@ -188,15 +189,17 @@ def test_in_place_update_is_stored_after_the_last_read(form):
     torch.testing.assert_close(x, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("rows, columns, inner", [(1, 3000, True), (300, 8, True), (3, 700, False)])
-def test_default_configurations(rows, columns, inner):
+@pytest.mark.parametrize("rows, columns, inner, batch", [(1, 3000, True, False), (300, 8, True, False), (3, 700, False, False),
+                                                         (33_800, 20, False, True)])
+def test_default_configurations(rows, columns, inner, batch):
     i, r = sym("i0", rows), sym("r0", columns)
     b = Body()
     b.store("out0", i.expr, b.emit("reduce", "sum", b.load("in0", i.expr * columns + r.expr if inner else r.expr * rows + i.expr), None))
     k = kernel([b.loop((i,), (r,))], [buffer("in0", (rows * columns,)), buffer("out0", (rows,))], ["in0"], ["out0"], (i,), (r,))
     x, out = torch.randn(rows, columns), torch.empty(rows)
-    run(k, None, x if inner else x.t().contiguous(), out)
+    source = run(k, None, x if inner else x.t().contiguous(), out)
     torch.testing.assert_close(out, x.sum(1), rtol=1e-5, atol=1e-4)
+    assert not batch or math.prod(source.options["constants"].values()) == 1024 and source.options["num_warps"] == 2
 
 
 def test_reduction_over_two_variables_of_a_constant_and_of_an_index():

@@ -258,7 +258,7 @@ def bag(w):
     x = w.tensor(lambda t: FLOAT(t) and t.dim() == 2 and t.shape[0] > 0 and not t.is_complex())
     t = w.env[x]
     length, mode = w.rng.randint(1, 6), w.rng.choice(["sum", "mean", "max"])
-    at = index_into(w, t.shape[0], length, False) + f" % {t.shape[0]}"
+    at = index_into(w, t.shape[0], length, False) + f" % {x}.shape[0]"       # another batch size may have fewer
     offsets = sorted([0] + [w.rng.randint(0, length) for _ in range(w.rng.randint(0, 3))])
     ignored = w.rng.choice(["", "", f", padding_idx={w.rng.randrange(t.shape[0])}", ", padding_idx=-1"])
     last = ", include_last_offset=True" if w.rng.random() < 0.3 else ""
