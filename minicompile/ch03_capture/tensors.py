@@ -498,6 +498,8 @@ def call_with_out(tx: Tracer, function, args, kwargs, out: AbstractValue) -> Abs
             unsupported(tx, reason)
     checked = run_fake(tx, "call_function", function, fake_args,
                        {**fake_kwargs, "out": fakes if len(outs) > 1 else fakes[0]})
+    if any(type(fake.grad_fn).__name__ == "NotImplemented" for fake in fakes):             # a history that only raises
+        unsupported(tx, reason)
     for o, result in zip(outs, results):
         emit(tx, "call_method", "copy_", [o, result], {})
     if checked is None:

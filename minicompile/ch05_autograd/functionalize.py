@@ -37,6 +37,7 @@ from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import copy_provenance, graph_module, map_args
 from ..ch01_graphs.layouts import each_has_its_place, inside, inverse, is_dense, is_window, memory_order, overlap, same_layout
 from ..ch01_graphs.operators import leaves
+from ..ch01_graphs.shapes import expr_of
 from ..errors import Unsupported
 from .aliases import Alias, GraphBuilder, Step, anchored, emit, emit_step, fresh, looks_otherwise, read, viewed_argument, write
 from .schemas import check_no_metadata_change, functional_counterpart, is_mutable, parameters_of_counterpart, written_arguments
@@ -326,6 +327,22 @@ def copy_constants(f: Functionalizer, results) -> None:
             alias.memory.value, alias.memory.version = emit(f, aten.clone.default, (alias.memory.value,)), alias.memory.version + 1
 
 
+def keep_gaps(f: Functionalizer, results) -> None:
+    """A written value has no gaps. Where memory that is made here and leaves the graph has some (that of `x[:, ::2].select_scatter(...)`,
+    or of `empty_strided`), its last contents are put between gaps once more."""
+    inputs = {id(alias.memory) for alias in f.inputs.values()}
+    for x in pytree.tree_leaves(results):
+        alias = f.env[x] if isinstance(x, fx.Node) else None
+        if not isinstance(alias, Alias) or id(alias.memory) in inputs or alias.memory.version == 0:
+            continue
+        while alias.parent is not None:
+            alias = alias.parent
+        memory, fake = alias.memory, alias.fake
+        if fake.numel() > 0 and not is_dense(fake) and each_has_its_place(fake):
+            empty = emit(f, aten.new_empty_strided.default, (memory.value, *([expr_of(s) for s in t] for t in (fake.shape, fake.stride()))))
+            memory.value, memory.version = emit(f, aten.slice_scatter.default, (empty, memory.value)), memory.version + 1
+
+
 def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
     """A graph that writes nothing, and for each placeholder that `gm` writes (by name) the node of its
     final contents."""
@@ -340,6 +357,7 @@ def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, di
         elif node.op == "output":
             mutations = {name: alias.memory.value for name, alias in f.inputs.items() if alias.memory.version > 0}
             copy_constants(f, node.args[0])
+            keep_gaps(f, node.args[0])
             f.graph.output(pytree.tree_map(lambda x: read_output(f, x), node.args[0]))
         else:
             visit_call(f, node)
