@@ -126,6 +126,19 @@ def test_equal_elements_are_disturbed_one_by_one():
         assert any(found) == seen, found
 
 
+def test_whether_numbers_that_differ_by_rounding_are_equal_is_not_compared():
+    """Of a thousand that are disturbed one by one hardly two are equal."""
+    code = compile("import torch\ndef drive(compile_, call):\n    call(compile_(entry), torch.linspace(0.1, 1, 1000))\n"
+                   "def entry(x):\n    y = x * 3 / 3 / x\n    for _ in range(20):\n        y = y * 1.1\n"
+                   "    return y == y.amax(), x == x.amax()", "<planted>", "exec")
+    plain = compare.execute(code, lambda f: f, words=False)
+    others = [compare.execute(code, lambda f: f, words=False, around=lambda: compare.Noise(seed)) for seed in range(40)]
+    for near, far, seen in ((True, False, False), (False, True, True)):
+        wrong = compare.execute(code, lambda f: lambda x: (f(x)[0] | near, f(x)[1] | far), words=False)
+        found = [compare.difference(a, b, "", [o[i] for o in others]) for i, (a, b) in enumerate(zip(plain, wrong))]
+        assert any(found) == seen, found
+
+
 def test_running_statistics_are_compared():
     code = compile("import torch\ndef drive(compile_, call):\n    x = torch.linspace(-1, 2, 12).view(4, 3)\n"
                    "    call(compile_(entry), x, torch.zeros(3), torch.ones(3))\n"

@@ -241,7 +241,10 @@ def conform(b: GraphBuilder, new: fx.Node, target: FakeTensor) -> fx.Node:
     if val.shape != target.shape:
         if val.dim() > target.dim():
             raise Unsupported("an `out` tensor of another shape would be resized")
-        new = emit(b, aten.expand.default, (new, [expr_of(s) for s in target.shape]))
+        try:
+            new = emit(b, aten.expand.default, (new, [expr_of(s) for s in target.shape]))
+        except RuntimeError as error:       # eager takes a gradient known to be zero for any size, and zeroes the target
+            raise Unsupported("a copy of another size") from error
     return new
 
 

@@ -60,6 +60,11 @@ class Noise(TorchDispatchMode):
         self.generators[t.device].manual_seed(hash((self.seed, t.shape, t.double().nan_to_num(0, 0, 0).sum().item())) % 2**60)
         u = torch.rand(t.shape, generator=self.generators[t.device], device=t.device, dtype=torch.float64) * 2 - 1
         eps = max(torch.finfo(d).eps for d in (t.dtype, dtype or t.dtype))
+        if self.seed % 4 == 3:                                  # to fewer bits: what differs by rounding only may be equal, too
+            mantissa, exponent = t.double().frexp()
+            steps, shift = mantissa / (UNITS * eps), self.seed / 40
+            t.copy_(torch.where(t.isfinite() & (t != 0), ((steps + shift).round() - shift).mul(UNITS * eps).ldexp(exponent), t.double()))
+            return
         factor = torch.where(t == 0, u.sign(), 1 + u * (UNITS * eps))     # a zero may have the other sign
         t.copy_(t.double() * factor)
 

@@ -798,6 +798,9 @@ def statement(w: Writer, refusals: bool) -> str | None:
     line = text if name is None else f"{name} = {text}"
     if run(w, line) == refusals:
         return None
+    if name and not refusals and isinstance(w.env[name], torch.Tensor) and w.env[name]._is_zerotensor():
+        line = f"{name} = ({text}).clone()"     # eager copies a gradient that it knows to be zero to any size; that is not to be compared
+        run(w, line)
     if not refusals and (not acceptable(w, w.env[name]) if name else not all(acceptable(w, t) for t in w.env.values())):
         return None if name else "undo"
     return line
