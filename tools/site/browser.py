@@ -1,7 +1,8 @@
 """python -m tools.site.browser [--all] [--axe FILE]: the finished site in headless Chromium, from file://.
 
 Every page has to load without a console error, an exception or a request to the outside. Search has to find, the stepper has to step, by
-mouse and by keyboard. On a phone no page is wider than the screen, and pictures stay readable. axe-core looks at the pages in both
+mouse and by keyboard. On a phone no page is wider than the screen, and pictures stay readable. On paper nothing is cut off, and nothing
+is dark, whatever the scheme. axe-core looks at the pages in both
 colour schemes (all kinds of pages; `--all`: every page). axe-core comes from
 the npm registry into .site/, or an older one from PyPI, and is not part of the project; `--axe` names a file instead.
 
@@ -193,6 +194,34 @@ def on_a_phone(browser: Browser) -> list[str]:
     return [f"phone: {text}" for text in found]
 
 
+PRINTED = """(() => {
+  const found = [], width = document.documentElement.clientWidth
+  for (const e of document.querySelectorAll('.md-content *')) {
+    const box = e.getBoundingClientRect(), style = getComputedStyle(e), shown = box.width && box.height
+    const words = e.textContent.trim().slice(0, 40)
+    if (e.matches('.mc-walk > ol > li') && !shown) found.push(`a frame of a walk is lost: ${words}`)
+    if (!shown || e.closest('svg, .md-annotation')) continue
+    if (box.right > width + 1 || e.scrollWidth > e.clientWidth + 1 && e.clientWidth && style.overflowX !== 'visible')
+      found.push(`${e.tagName.toLowerCase()} is cut off: ${words}`)
+    const [, red, green, blue, alpha] = /^rgba?\\((\\d+), (\\d+), (\\d+)(?:, ([\\d.]+))?/.exec(style.backgroundColor) || []
+    if (+(alpha ?? 1) > .5 && +red + +green + +blue < 330 && e.matches('pre, code, div, table, details, figure, section'))
+      found.push(`${e.tagName.toLowerCase()} has a dark background: ${words}`)
+  }
+  return [...new Set(found)].slice(0, 5)
+})()"""
+
+
+def on_paper(browser: Browser) -> list[str]:
+    """What is wrong with the open page when it is printed on A4."""
+    browser.run("document.head.insertAdjacentHTML('beforeend', '<style>* { transition: none !important }</style>')")
+    browser.call("Emulation.setDeviceMetricsOverride", width=718, height=1040, deviceScaleFactor=1, mobile=False)
+    browser.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    found = browser.run(PRINTED)
+    browser.call("Emulation.setEmulatedMedia", media="")
+    browser.call("Emulation.clearDeviceMetricsOverride")
+    return [f"paper: {text}" for text in found]
+
+
 def check_pages(browser: Browser, pages: list, looked_at: set, axe: str | None, site: pathlib.Path) -> list[str]:
     findings = []
     try:
@@ -204,7 +233,7 @@ def check_pages(browser: Browser, pages: list, looked_at: set, axe: str | None, 
                 if axe and page in looked_at:
                     complaints += violations(browser, axe, RULES if scheme == "light" else COLOURS)
                 if scheme == "dark":
-                    complaints += on_a_phone(browser)
+                    complaints += on_a_phone(browser) + on_paper(browser)
                 for text in complaints:
                     findings.append(f"{page.relative_to(site).as_posix()} ({scheme}): {text}")
                     print(findings[-1], flush=True)
