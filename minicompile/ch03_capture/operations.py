@@ -513,13 +513,7 @@ def contains(tx: Tracer, container: AbstractValue, item: AbstractValue) -> bool:
 # whatever the list held.) A dictionary guards that the key is there, and no more. An object is asked for
 # `__getitem__`.
 #
-# Writing goes to the description of the container and never to the real one. `touch` takes a snapshot
-# before the first change, so that the epilogue can tell the difference (`effects.py`).
-#
-# Tensors have one difficulty, symbolic positions. `x[:, n]` with a symbolic `n` would be fixed to its
-# present value by PyTorch's indexing. A slice of length one accepts a symbol, so `select_symbolic` takes
-# `x[:, n:n+1]` and removes the dimension of length one. It does so only after it has asked whether `n` is
-# in range, because a slice that is out of range is empty, and not an error.
+# The function only chooses. What the kinds of containers do stands behind it, one after the other.
 
 # %%
 def index_of(tx, key: AbstractValue):
@@ -551,7 +545,14 @@ def get_item(tx: Tracer, container: AbstractValue, key: AbstractValue) -> Abstra
     return special(tx, container, "__getitem__", key) or fold(
         tx, operator.getitem, [container, key], reason=f"a subscript of {describe(container)}")
 
+# %% [markdown]
+# Tensors have one difficulty, symbolic positions. `x[:, n]` with a symbolic `n` would be fixed to its
+# present value by PyTorch's indexing. A slice of length one accepts a symbol, so `select_symbolic` takes
+# `x[:, n:n+1]` and removes the dimension of length one. It does so only after it has asked whether `n` is
+# in range, because a slice that is out of range is empty, and not an error. `dim` counts the dimensions of
+# the tensor, and `out` those of the result; `picked` are the ones to be removed.
 
+# %%
 def select_symbolic(tx, tensor, key) -> AbstractValue | None:
     """`x[:, n]` with a symbolic n. PyTorch's indexing would fix n; `x[:, n:n+1].select(1, 0)` does not. None
     where the key is not of this kind, or n may be out of range."""
@@ -578,7 +579,12 @@ def select_symbolic(tx, tensor, key) -> AbstractValue | None:
         result = emit(tx, "call_method", "select", [result, const(d), const(0)], {})
     return result
 
+# %% [markdown]
+# A sequence or a dictionary has its items here, as values, so Python's own indexing finds them. An item that nobody has
+# looked at is wrapped when it is found (`realize`). What would raise in the program raises the same here. A `defaultdict`
+# makes the missing item by calling its factory, and that is traced like any call.
 
+# %%
 def get_from_sequence(tx, container, index):
     if type(container) is ListVal and not (type(index) is int and is_appended(container, index)):
         guard_keys(tx, container)
@@ -612,7 +618,13 @@ def get_from_dict(tx, container, key):
         return value
     return realize(tx, container.items[key_of(tx, key)][1])
 
+# %% [markdown]
+# Writing goes to the description of the container and never to the real one. `touch` takes a snapshot
+# before the first change, so that the epilogue can tell the difference (`effects.py`). The `__dict__` of an object is
+# written through the object it belongs to, its `owner`, since a write there is a write to an attribute. And a read-only
+# view of a dictionary refuses, in Python's words.
 
+# %%
 def set_item(tx: Tracer, container: AbstractValue, key: AbstractValue, value: AbstractValue):
     """container[key] = value"""
     container = as_dict(tx, container, "__setitem__")

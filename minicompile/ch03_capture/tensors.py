@@ -277,9 +277,7 @@ def wrap_result(tx, node, result) -> AbstractValue:
 # guarded when they are read. And `REFUSED_METHODS` need the numbers, the address, or change what the tensor
 # is.
 #
-# `grad` is special. A program may read it, clear it and set it, and an optimizer does all three. What the
-# trace assigns is kept in the effects, read from there if somebody asks again, and assigned for real at the
-# end.
+# These are the groups:
 
 # %%
 METADATA = frozenset((
@@ -298,7 +296,13 @@ REFUSED_METHODS = frozenset((
 
 READ_FROM_INPUT = frozenset(("grad", "is_leaf", "grad_fn", "name", "grad_dtype"))
 
+# %% [markdown]
+# A name is looked for in them from the top. Between the groups stand the attributes whose answer depends on what the
+# trace has done so far. An input to which the graph has written has another history than the real tensor. The attribute
+# `data` shares memory, so that nothing is known any more about numbers in it. What no group has is looked up in the
+# tensor's class, as Python would: a method is kept by name, until it is called.
 
+# %%
 def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
     fake, real, cls = tensor.fake, tensor.real, tensor.cls
     if name == "shape":
@@ -342,7 +346,12 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
         unsupported(tx, f"the tensor attribute {name}")
     return MethodName(self=tensor, name=name)
 
+# %% [markdown]
+# `grad` is special. A program may read it, clear it and set it, and an optimizer does all three. What the
+# trace assigns is kept in the effects, read from there if somebody asks again, and assigned for real at the
+# end.
 
+# %%
 def gradient_of(tx: Tracer, leaf: TensorVal) -> AbstractValue:
     """`leaf.grad`, as it is now."""
     if leaf in tx.effects.gradients or leaf.real is None:
@@ -363,7 +372,10 @@ def set_gradient(tx: Tracer, leaf: TensorVal, gradient: AbstractValue):
         unsupported(tx, "a gradient assigned in code that is not run exactly once")
     tx.effects.gradients[leaf] = gradient
 
+# %% [markdown]
+# A shape is a tuple, some of whose items may be symbols. Each symbol that the program asks for is a node of the graph.
 
+# %%
 def tensor_shape(tx, tensor) -> AbstractValue:
     return TupleVal(items=[const(int(s)) if type(s) is int else size_node(tx, tensor, d, s)
                            for d, s in enumerate(tensor.fake.shape)], cls=torch.Size)
@@ -379,6 +391,12 @@ def size_node(tx, tensor, dim, size) -> AbstractValue:
     return tx.size_nodes[tensor.node, dim]
 
 
+# %% [markdown]
+# Most methods are operations of the graph, and the last line of the next function is all that they need. Before it stand
+# those that are none. A tensor that is known to hold a certain number may be asked for it. The others are questions
+# about shapes, strides and places, which the fake answers, with a guard where the answer is not part of the tensor's own.
+
+# %%
 CONVERSIONS = {"__int__": int, "__float__": float, "__index__": operator.index, "__bool__": bool}
 
 

@@ -174,6 +174,12 @@ class DictVal(Mutable):
     owner: AbstractValue | None = None
 
 
+# %% [markdown]
+# A view of a dictionary shows what the dictionary holds at any time, so it only remembers which one it is of. A set
+# is the hardest container, because a program can see in which order it gives its items. This order follows from
+# hashes and from the history of the set, and no description can foretell it. So a real set of the same keys goes along.
+
+# %%
 def dict_of(named: dict, **fields) -> DictVal:
     """A dictionary of values by name."""
     return DictVal(items={name: (const(name), value) for name, value in named.items()}, **fields)
@@ -213,6 +219,14 @@ class SetVal(Mutable):
         self.order = set(self.items.keys()) if self.order is None else self.order
 
 
+# %% [markdown]
+# An iterator runs on while the trace does. If it leaves the function, or a graph break hands it over, it has to be made
+# anew at run time: an iterator over the same container, that many items further. This is why it remembers the container
+# and how much it has taken. The last two classes are keys. A dictionary of the trace is a Python dictionary, and looks
+# keys up by their hashes. What the program would look up by identity, or by a `__hash__` written in Python, is put into
+# one of these.
+
+# %%
 @dataclass(eq=False)
 class SliceVal(AbstractValue):
     cls = slice
@@ -270,17 +284,8 @@ class ByValue:
 # trace has written since. An object that the trace has made has no real self yet: `real` is NEW, and
 # `attrs` is all there is. If it leaves the function, the epilogue builds it from them.
 #
-# What can be called has several kinds, because the interpreter calls each of them in another way. A
-# function that existed before is an object like others, and its bytecode is inlined. A `FuncVal` was made
-# by a `def` or a lambda inside of the trace; its defaults and its closure are values, not objects. A
-# `MethodVal` remembers the first argument of a function. A `MethodName` is the method of a list, a string,
-# or a tensor, for which there is no bytecode, only an entry in a table. A `BuiltinVal` is a function of the
-# interpreter itself.
-#
-# The rest are the pieces of Python's own machinery that a program can get hold of: cells of closures,
-# running generators, context managers that are known by kind, exceptions. `born` counts the values in the
-# order in which they were made. That tells whether a value is older than a region of code that may change
-# only what it has made (`effects.py`).
+# `born` counts the values in the order in which they were made. That tells whether a value is older than a region of
+# code that may change only what it has made (`effects.py`).
 
 # %%
 @dataclass(eq=False)
@@ -306,7 +311,15 @@ class HandlingVal(AbstractValue):
 NEW = types.SimpleNamespace(name="made by the trace")
 DELETED = Const(value="<deleted>")
 
+# %% [markdown]
+# What can be called has several kinds, because the interpreter calls each of them in another way. A
+# function that existed before is an object like others, and its bytecode is inlined. A `FuncVal` was made
+# by a `def` or a lambda inside of the trace; its defaults and its closure are values, not objects. A
+# `MethodVal` remembers the first argument of a function. A `MethodName` is the method of a list, a string,
+# or a tensor, for which there is no bytecode, only an entry in a table. A `BuiltinVal` is a function of the
+# interpreter itself.
 
+# %%
 @dataclass(eq=False)
 class FuncVal(AbstractValue):
     """A function made by a MAKE_FUNCTION inside the trace."""
@@ -362,6 +375,11 @@ class BuiltinVal(AbstractValue):
     cls = types.BuiltinFunctionType
 
 
+# %% [markdown]
+# The rest are the pieces of Python's own machinery that a program can get hold of. A cell is a variable that functions
+# share. A context manager is known by its kind, and the trace does what it would do. A generator is a frame that waits.
+
+# %%
 @dataclass(eq=False)
 class CellVal(Mutable):
     """A closure cell. `content` is an AbstractValue, a Lazy, or None when empty; `real` when the cell existed
@@ -395,6 +413,12 @@ class GenVal(Mutable):
     cls = types.GeneratorType
 
 
+# %% [markdown]
+# An exception is an object as well, but it may arise in the middle of the trace, from a value that does not exist yet. It
+# knows its arguments and what it was raised from. Its traceback names the frames that it has come through, and they are
+# frames of the program, although the compiler's own have been on the stack.
+
+# %%
 @dataclass(eq=False)
 class TracebackVal(Mutable):
     """The traceback of an exception, into which nobody may look while the program is traced. passed: (code, globals, offset, line) of
@@ -416,6 +440,12 @@ class ExcVal(AbstractValue):
     traceback: AbstractValue = field(default_factory=TracebackVal)
 
 
+# %% [markdown]
+# Last come the values of which there is one each. Python has one None, one True and one False, and programs compare them
+# with `is`, so the trace has one description of each. The tables behind them name the classes whose objects never change:
+# the trace holds such an object itself.
+
+# %%
 NULL = AbstractValue()                       # the NULL that CPython keeps on its stack next to a plain callable
 LASTI = Const(value=0)               # where an exception was raised; CPython keeps it for tracebacks only
 NONE, TRUE, FALSE = (Const(value=one) for one in (None, True, False))

@@ -135,14 +135,7 @@ def has_rows(table: fx.Node) -> bool:
 # others than eager's.
 #
 # `lower` goes through the graph once. For each node it keeps what the node has become: a lazy tensor for a
-# tensor, an expression for a size, a list of these for an operator with several results. `lower_node` looks
-# the operator up in the table of rules and calls the rule with lazy tensors in place of nodes. A rule
-# returns a lazy tensor, which has cost nothing so far. If there is no rule, or the rule declines, or a
-# dtype is one that loops cannot hold, the operator becomes a call of PyTorch's own kernel, and its operands
-# are stored first.
-#
-# `check_result` compares each result with the fake that the recording has made. Sizes and dtypes must
-# agree. Then the question of the last module is asked: is this value to be put into memory now? The copies
+# tensor, an expression for a size, a list of these for an operator with several results. The copies
 # into inputs that stand at the end of the graph are done last, in their order.
 
 # %%
@@ -183,6 +176,11 @@ def returned(output: fx.Node) -> tuple:
     return output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
 
 
+# %% [markdown]
+# Two kinds of nodes are there before anything is computed. An input is a buffer, or a number that the program is given,
+# and then the symbols of its loops take their values from it. A constant is a buffer that belongs to the program.
+
+# %%
 def lower_input(g: Lowering, node: fx.Node):
     val = node.meta["val"]
     g.program.inputs.append(node.name)
@@ -214,6 +212,17 @@ def lower_constant(g: Lowering, gm: fx.GraphModule, node: fx.Node):
     return from_buffer(g, name)
 
 
+# %% [markdown]
+# For an operator, `lower_node` looks into the table of rules and calls the rule with lazy tensors in place of nodes. A
+# rule returns a lazy tensor, which has cost nothing so far. If there is no rule, or the rule declines, or a
+# dtype is one that loops cannot hold, the operator becomes a call of PyTorch's own kernel, and its operands
+# are stored first. A write into an input that can go straight to its memory has been found before, by
+# [](ref:minicompile.ch07_loops.updates.in_place_updates). It keeps its operands apart from what it writes.
+#
+# `check_result` compares each result with the fake that the recording has made. Sizes and dtypes must
+# agree. Then the question of the last module is asked: is this value to be put into memory now?
+
+# %%
 def lower_node(g: Lowering, node: fx.Node):
     """Lower one call; tensors come back as `Lazy`, sizes as `Int`, several results as a list."""
     val = node.meta.get("val")
