@@ -99,9 +99,9 @@ class Decomposed(TorchDispatchMode):
 # %%
 class Decomposer(Recorder):
     """A recorder that records what decompositions are made of. While `literal`, calls are recorded as
-    they are. patterns: what was expanded, by its `question`."""
+    they are. patterns: what was expanded, by its `question`; `questions` have been asked."""
 
-    literal = False
+    literal, questions = False, 0
 
     def __init__(self):
         super().__init__()
@@ -120,13 +120,13 @@ class Decomposer(Recorder):
 
     def repeat(self, rule, args, kwargs, expand: Callable, node: fx.Node | None = None):
         """What `expand()` gives for a call of `rule`; where there is a pattern for it, this is written again. node: what asks, if its
-        fake is a promise."""
+        fake is a promise. What asks in turn, for the elements of a list, becomes no pattern: they are."""
         key, operands = question(self, rule, args, kwargs, node), [x for x in leaves(args, kwargs) if isinstance(x, FakeTensor)]
         if key is not None and (pattern := self.patterns.get(key)) is not None:
             return pattern.again(self, operands)
-        mark = self.mark()
-        out = expand()
-        if key is not None:
+        mark, self.questions = self.mark(), self.questions + 1
+        number, out = self.questions, expand()
+        if key is not None and number == self.questions:
             with contextlib.suppress(NotKept):
                 self.patterns[key] = Pattern(self, mark, operands, out)
         return out

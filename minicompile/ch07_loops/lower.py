@@ -164,6 +164,7 @@ def lower(gm: fx.GraphModule, options: Options | None = None) -> Program:
             store_copies(g, copies, node)
             g.node = None
             program.outputs = [lower_output(g, value) for value in returned(node)]
+            g.values.clear()                # lazy values and their rules hold each other: nothing else ends that at once
         elif node.target is aten.copy_.default:
             copies.append(node)
             g.values[node] = g.values[node.args[0]]

@@ -79,9 +79,8 @@ _ternary("addcdiv", arithmetic.addcdiv)
 # each tensor is rounded to its own.
 #
 # `_adam_update` is the update of one parameter, as the formula stands in the paper, with the variants that
-# options select. The functions after it take the operator's lists apart, call it for each parameter, and put
-# the results into the lists that the operator returns. If a gradient scaler has found an infinity, every
-# result is what it was before.
+# options select. `_adam_step` puts gradient scaling around it: if a scaler has found an infinity, every result is what it was
+# before. It is called for `each` parameter, and what it returns goes into the lists that the operator returns.
 
 # %%
 def _bias_correction(beta, step):
@@ -111,20 +110,21 @@ def _select(found_inf, old, new):
     return new if found_inf is None else torch.where(found_inf == 1, old, new)
 
 
-def _fused_adam(decoupled, params, grads, ms, vs, tops, steps, *, lr, beta1, beta2, weight_decay, eps,
-                amsgrad, maximize, grad_scale=None, found_inf=None):
-    options = dict(lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps, maximize=maximize,
-                   decoupled=decoupled)
-    out = ([], [], [], [], [])
-    for i, (param, grad, m, v, step) in enumerate(zip(params, grads, ms, vs, steps)):
-        scaled = grad if grad_scale is None else (grad / grad_scale).to(grad.dtype)
-        old = (param, m, v, tops[i] if amsgrad else None)
-        new = _adam_update(param, scaled, *old[1:], step, **options)
-        param, m, v, top = (None if o is None else _select(found_inf, o, n) for o, n in zip(old, new))
-        for results, value in zip(out, (param, scaled, m, v, top)):
-            if value is not None:
-                results.append(value)
-    return out
+def _adam_step(param, grad, m, v, top, step, *, grad_scale=None, found_inf=None, **options):
+    grad = grad if grad_scale is None else (grad / grad_scale).to(grad.dtype)
+    new_param, *new = _adam_update(param, grad, m, v, top, step, **options)
+    m, v, top = (None if o is None else _select(found_inf, o, n) for o, n in zip((m, v, top), new))
+    return _select(found_inf, param, new_param), grad, m, v, top
+
+
+def _fused_adam(decoupled, params, grads, ms, vs, tops, steps, *, amsgrad, **options):
+    tops = tops if amsgrad else [None] * len(params)
+    return _columns(5, each(_adam_step, 6)(params, grads, ms, vs, tops, steps, decoupled=decoupled, **options))
+
+
+def _columns(count: int, rows) -> list[list]:
+    """Of rows of so many results the lists of the first, the second, ..., each without None."""
+    return [[row[i] for row in rows if row[i] is not None] for i in range(count)]
 
 
 for _name, _decoupled in (("_fused_adam", False), ("_fused_adamw", True)):
@@ -132,29 +132,25 @@ for _name, _decoupled in (("_fused_adam", False), ("_fused_adamw", True)):
 
 
 @decomposition("_fused_sgd", "_fused_sgd.tensor_lr")
-def fused_sgd(params, grads, momenta, *, weight_decay, momentum, lr, dampening, nesterov, maximize,
-              is_first_step, grad_scale=None, found_inf=None):
-    out = ([], [], [])
-    for i, (param, grad) in enumerate(zip(params, grads)):
-        grad = grad if grad_scale is None else (grad / grad_scale).to(grad.dtype)
-        buffer = momenta[i] if momentum != 0 else None
-        new_param, new_buffer = _sgd_update(param, grad, buffer, weight_decay, momentum, lr, dampening,
-                                            nesterov, maximize, is_first_step)
-        out[0].append(_select(found_inf, param, new_param))
-        out[1].append(grad)
-        if buffer is not None:
-            out[2].append(_select(found_inf, buffer, new_buffer))
-    return out
+def fused_sgd(params, grads, momenta, *, momentum, **options):
+    momenta = momenta if momentum != 0 else [None] * len(params)
+    return _columns(3, each(_sgd_step, 3)(params, grads, momenta, momentum=momentum, **options))
+
+
+def _sgd_step(param, grad, buffer, *, grad_scale=None, found_inf=None, **options):
+    grad = grad if grad_scale is None else (grad / grad_scale).to(grad.dtype)
+    new_param, new_buffer = _sgd_update(param, grad, buffer, **options)
+    return _select(found_inf, param, new_param), grad, None if buffer is None else _select(found_inf, buffer, new_buffer)
 
 
 @in_float32
-def _sgd_update(param, grad, buffer, weight_decay, momentum, lr, dampening, nesterov, maximize, first):
+def _sgd_update(param, grad, buffer, *, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step):
     if maximize:
         grad = -grad
     if weight_decay != 0:
         grad = grad + param * weight_decay
     if buffer is not None:
-        buffer = grad if first else buffer * momentum + grad * (1 - dampening)
+        buffer = grad if is_first_step else buffer * momentum + grad * (1 - dampening)
         grad = grad + buffer * momentum if nesterov else buffer
     return param - lr * grad, buffer
 
