@@ -1199,12 +1199,14 @@ Table(["", "loops and library calls", "launches", "pieces of code for g++"], [(n
 #
 # One can try out what a single representative for the first half of the pipeline would bring, without building it.
 # `AdamW(fused=True)` *is* one operator for all parameters, from capture to decomposition, and `foreach=True` is one for each line of the
-# formula. In the GPT, capture then takes half of the time, or three quarters. But the whole takes as long with `foreach`, and 6% longer
-# with `fused`, whose formula has more operations. What is long comes behind, where each parameter has its loops. There it
-# helps to have fewer of them, and to give each less to do. The new parameter is made of the old moments; stored before the new ones,
-# it needs no loop that keeps it until then ([`readers_first`](ref:minicompile.ch07_loops.lower.readers_first)). Which memory a
-# buffer is, the planner looks up in one table and not in each of its walks. And a function that the interpreted loop
-# reads 148 times by the same name is looked up and guarded once ([`read_once`](ref:minicompile.ch03_capture.tracer.read_once)).
+# formula. In the GPT, capture then takes two thirds of the time with `fused`. But the whole takes about as long in all three forms, and
+# before the formula was written down once for all parameters of equal form
+# ([`each`](ref:minicompile.ch06_decompositions.rules.foreach_optimizers.each)), `fused` took longest. What is long comes behind, where each
+# parameter has its loops. There it helps to have fewer of them, and to give each less to do. The new parameter is made of the old
+# moments; stored before the new ones, it needs no loop that keeps it until then
+# ([`readers_first`](ref:minicompile.ch07_loops.lower.readers_first)). Which memory a buffer is, the planner looks up in one table
+# and not in each of its walks. And a function that the interpreted loop reads 148 times by the same name is looked up and guarded
+# once ([`read_once`](ref:minicompile.ch03_capture.tracer.read_once)).
 #
 # ## What stays outside
 #

@@ -408,6 +408,30 @@ def repeated(x, y, n):
     return out
 
 
+def test_a_fused_optimizer_asks_once_for_equal_parameters(monkeypatch):
+    from minicompile.ch06_decompositions.rules import foreach_optimizers as rules
+    module, asked, made = sys.modules["minicompile.ch06_decompositions.decompose"], [], []
+    for name in ("_adam_update", "_sgd_update"):
+        rule = getattr(rules, name)
+        monkeypatch.setattr(rules, name, lambda *args, rule=rule, **options: asked.append(rule) or rule(*args, **options))
+    monkeypatch.setattr(module, "Pattern", lambda *args, pattern=module.Pattern: made.append(args) or pattern(*args))
+
+    def update(params, grads, ms, vs, steps):
+        torch._fused_adamw_(params, grads, ms, vs, [], steps, lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8, amsgrad=False,
+                            maximize=False)
+        torch._fused_sgd_(params, grads, ms, weight_decay=0.1, momentum=0.9, lr=0.1, dampening=0.0, nesterov=False, maximize=False,
+                          is_first_step=False)
+
+    forms = [(3, 4), (3, 4), (5,), (3, 4), (5,)]
+    given = [[torch.rand(form) for form in forms] for _ in range(4)] + [[torch.tensor(3.0) for _ in forms]]
+    expected = [[t.clone() for t in ts] for ts in given]
+    update(*expected)
+    minicompile.compile(update, backend="decomposed", fullgraph=True)(*given)
+    torch.testing.assert_close(given, expected)
+    assert len(asked) == 4                                  # two forms, two optimizers
+    assert len(made) == 4                                   # and none of a whole list
+
+
 def test_patterns_write_what_the_rules_write(monkeypatch):
     from minicompile.ch01_graphs.graph import print_graph
     module, used = sys.modules["minicompile.ch06_decompositions.decompose"], []
