@@ -345,13 +345,13 @@ def watch_thing(target, at: int, first: int) -> tuple[list, list]:
 # as torch.compile does: the number holds a bit for each watcher.)
 #
 # The written attribute itself has no place in a memo, if the function reads it: its value is new each time.
-# Such **varying** attributes are numbers that became inputs of the graph, and what the function itself writes.
+# Such **varying** attributes are numbers that became inputs of the graph, what the function only hands on, and what it writes itself.
 
 # %%
 def varying_attributes(guards, written) -> frozenset:
     """Attributes that differ from call to call. written: those that the function writes, (object, name)."""
     numbers = (guard.source for guard in guards
-               if guard.kind == "TYPE_MATCH" and strongly(guard.expected) in (int, float))
+               if guard.kind == "TYPE_MATCH" and strongly(guard.expected) in (int, float, str, bytes))
     return frozenset(written).union(attribute(source) for source in numbers if further_place(source) is not None)
 
 

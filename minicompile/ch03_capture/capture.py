@@ -46,7 +46,7 @@ from .operations import BRANCH_ON_VALUES
 from .tensors import OPERATORS
 from .tracer import Tracer, location
 from .values import Lazy, ObjVal, SymVal, TensorVal, UserError, class_reads, describe, told_apart
-from .wrap import is_fixed, realize, wrap
+from .wrap import guard_unseen, is_fixed, realize, wrap
 
 
 @dataclass
@@ -298,6 +298,7 @@ def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
     tx = ep.tx
     if any(not generator.done and has_cleanup(generator.frame) for generator in tx.generators):
         raise SkipFrame("a generator is dropped in the middle of a try or a with")
+    guard_unseen(tx)
     guard_sizes(tx)
     guard_aliasing(tx)
     guard_counters(tx)

@@ -65,7 +65,7 @@ reconstructs = RECONSTRUCT.of
 def expression(ep: Epilogue, value) -> str:
     """A Python expression for `value`, short enough to be repeated: a literal or a variable."""
     value = settled(value)
-    if type(value) is Const:
+    if type(value) is Const and value.source is None:
         return constant_text(ep, value.value)
     if type(value) is Lazy:
         return constant_text(ep, value.real) if value.source is None else \

@@ -77,6 +77,7 @@ class Tracer:
     namespaces: dict = field(default_factory=dict)       # id of a namespace -> its source
     globals: dict = field(default_factory=dict)          # id of a namespace -> the value that stands for it, if written to
     read: dict = field(default_factory=dict)         # `read_once`: (id of a holder, name) -> the value, and the holder
+    unseen: dict = field(default_factory=dict)       # source of a constant -> its class and where it was found; None once it was looked at
     options: Any = None                              # CaptureOptions
     told: bool = False                               # the program was told that it is being compiled
     failed: bool = False                             # a tensor operation raised

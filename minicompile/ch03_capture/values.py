@@ -66,12 +66,40 @@ class AbstractValue:
 @dataclass(eq=False)
 class Const(AbstractValue):
     """An immutable object compared by value: numbers, strings, None, dtypes, devices, ranges, slices of
-    constants."""
+    constants. kind: its class, where that is all that is known so far."""
     value: Any = None
+    kind: type | None = field(default=None, kw_only=True)
 
     @property
     def cls(self):
-        return int if type(self.value) is Identity else type(self.value)
+        return self.kind or (int if type(self.value) is Identity else type(self.value))
+
+
+# %% [markdown]
+# A name that a program only hands on, from the batch to what it returns, would be another version for each batch if it
+# were guarded by value. So a constant with a source has no `value` at first. It has a `look`, and whoever reads its value for the
+# first time, looks at it; that is what is guarded (`wrap.py`). If nobody does, the generated code reads the source again.
+
+# %%
+class FirstLook:
+    """What Python finds in place of the `value` that an unseen constant does not have."""
+
+    def __get__(self, constant, owner=None):
+        if constant is None:
+            return self
+        constant.source, constant.value = None, constant.look()
+        return constant.value
+
+
+Const.value = FirstLook()
+
+
+def unseen(kind: type, source: Source, look) -> Const:
+    """A constant of which nothing but its class is known. look() -> its value, which is guarded by then."""
+    made = Const(kind=kind, source=source)
+    made.look = look
+    del made.value
+    return made
 
 
 @dataclass(eq=False)
@@ -478,6 +506,7 @@ class Identity(int):
 
 
 LITERALS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
+SINGLETONS = (type(None), bool, type(Ellipsis), type(NotImplemented))
 CONSTANT_TYPES = frozenset(LITERALS + (
     torch.dtype, torch.device, torch.layout, torch.memory_format, range, types.CodeType)) | IMMUTABLE
 

@@ -5,7 +5,7 @@
 # through `wrap`. It decides what kind of value stands for the object and which guard pins what is assumed
 # about it:
 #
-# - a number, string or None becomes a constant, guarded by its value;
+# - a number, string or None becomes a constant, guarded by its value, once the program looks at it;
 # - a tensor becomes a graph input, guarded by its metadata;
 # - a container is guarded by its type and length (a list by its length only once somebody looks), its items
 #   wait (`Lazy`) until they are read;
@@ -33,11 +33,11 @@ from ..ch02_guards.sources import (
     Source, TupleItemSource)
 from ..ch02_guards.torch_guards import CHILD_DICTS, ModuleSpec
 from .inputs import varies, wrap_dynamic_number, wrap_tensor
-from .tracer import Tracer, call, constant_source, guard, unsupported
+from .tracer import Tracer, call, constant_source, guard, location, unsupported
 from .values import (
     AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, ExcVal, FuncVal, Identity, Lazy, ListVal,
-    MethodName, MethodVal, NEW, NotConstant, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, const, describe,
-    is_plain_tuple, like, native_new, python_method, told_apart, user_error)
+    MethodName, MethodVal, NEW, NotConstant, ObjVal, PartialVal, SINGLETONS, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, const,
+    describe, is_plain_tuple, like, native_new, python_method, told_apart, unseen, user_error)
 
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
                types.MethodDescriptorType,
@@ -47,7 +47,7 @@ BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.Function
 
 
 # %% [markdown]
-# Step by step: a constant is guarded by value, unless the driver has seen it vary, and it becomes a symbol. An
+# Step by step: a constant waits for somebody who looks at it (`wait`), unless the driver has seen it vary, and it becomes a symbol. An
 # object that was met before has its value already; if it was found by another path this time, a guard says that
 # both paths lead to one object (`ALIASED`), or, where objects are guarded by identity anyway, that this path leads
 # to it, too. Everything else is new: `build` makes the value. `keep` holds the object until the trace is over,
@@ -61,6 +61,8 @@ def wrap(tx: Tracer, real, source: Source | None = None) -> AbstractValue:
         if source is not None:
             if kind in (int, float) and varies(tx, source):
                 return wrap_dynamic_number(tx, real, source)
+            if kind not in SINGLETONS and not isinstance(source, (ConstantSource, CallSource)):
+                return wait(tx, real, source)
             guard(tx, source, "CONSTANT_MATCH", real)
         return const(real)
     known = tx.tracked.get(id(real))
@@ -75,6 +77,26 @@ def wrap(tx: Tracer, real, source: Source | None = None) -> AbstractValue:
     tx.tracked[id(real)] = value
     tx.keep.append(real)
     return value
+
+
+def wait(tx: Tracer, real, source: Source) -> Const:
+    """The constant found at `source`, which is guarded by value once somebody looks at that."""
+    if tx.unseen.setdefault(source, (type(real), location(tx))) is None:
+        return const(real)
+
+    def look(trace=weakref.ref(tx)):                     # a trace that led back to itself would keep the program's objects for a while
+        if (tx := trace()) is not None:
+            tx.unseen[source] = None
+            guard(tx, source, "CONSTANT_MATCH", real)
+        return real
+    return unseen(type(real), source, look)
+
+
+def guard_unseen(tx: Tracer):
+    """The trace is over: of what nobody looked at the class is guarded."""
+    for source, known in tx.unseen.items():
+        if known is not None:
+            tx.guards.add(source, "TYPE_MATCH", *known)
 
 
 # %% [markdown]
