@@ -11,6 +11,7 @@ import torch
 from .ch02_guards import codegen
 from .ch02_guards.identity import strongly
 from .ch02_guards.sources import ModuleAttrSource
+from .ch03_capture.values import NUMBERS
 from .config import config
 from .versions import FrameState, model_of
 
@@ -45,5 +46,5 @@ def learn_dynamic(state: FrameState, guard, function, args, entry) -> None:
             known = state.dynamic.get(guard.source, frozenset())
             # True: it was a number then
             state.dynamic[guard.source] = dims if known is True else known | dims
-    elif guard.kind == "CONSTANT_MATCH" and type(value) in (int, float) and type(expected) is type(value):
+    elif guard.kind == "CONSTANT_MATCH" and type(value) in NUMBERS and type(expected) is type(value):
         state.dynamic[guard.source] = True

@@ -376,6 +376,21 @@ def class_attr(g, x, const):
                                 "removed")]
 
 
+@guard("CLASS_DATA", lambda g: f"{strongly(g.expected[0]).__qualname__}.{g.expected[1]} is {one(strongly(g.expected[2]).__qualname__)}",
+       lambda facts: (weakly(facts[0]), facts[1], weakly(facts[2])), lambda g: [(WATCHED, g.expected[0])])
+def class_data(g, x, const):
+    """No source; expected: (class, name, type of what `class_lookup` finds): data, such as a counter, which is read like an attribute of
+    an object, and guarded by itself."""
+    cls, name, kind = g.expected
+    return [Condition(f"__class_data({const(cls)}, {name!r}) is {name_of(kind, const)}",
+                      lambda v: f"the attribute {name!r} of {short(strongly(cls))} is of another type")]
+
+
+def type_in_class(cls, name: str):
+    cls = strongly(cls)
+    return cls and type(class_lookup(cls, name))
+
+
 # %% [markdown]
 # **Identity of two.** Two arguments may be the *same* tensor, or the same list. A graph traced with two different ones reads the
 # second after writing the first and sees no change, so identity among what was found is part of what was

@@ -16,6 +16,8 @@ import types
 
 import torch
 
+from ..ch02_guards.guards import class_lookup
+from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.torch_guards import CHILD_DICTS
 from ..ch02_guards.sources import AttrSource, CallSource, ConstantSource, FieldSource, InstanceDictSource, ItemSource, ModuleAttrSource
 from .effects import changed, touch
@@ -23,8 +25,8 @@ from .interpreter import unless_raised
 from .tensors import set_gradient, tensor_attribute
 from .tracer import PYTHON, Tracer, call, constant_source, guard, read_once, unsupported, written_global
 from .values import (
-    AbstractValue, CONSTANT_TYPES, Const, DELETED, DictVal, ExcVal, FuncVal, MISSING, MethodName, MethodVal, NEW, NONE, ObjVal,
-    PartialVal, Table, TensorVal, TupleVal, UserError, const, describe, is_class, lookup, python_method, user_error)
+    AbstractValue, CONSTANT_TYPES, Const, DELETED, DictVal, ExcVal, FuncVal, ListVal, MISSING, MethodName, MethodVal, NEW, NONE, NUMBERS,
+    ObjVal, PartialVal, SetVal, SymVal, Table, TensorVal, TupleVal, UserError, const, describe, is_class, lookup, python_method, user_error)
 from .wrap import entries, part, realize, wrap
 
 GETATTR = Table()
@@ -168,6 +170,10 @@ def instance_attribute(tx, obj, name, found):
         result = call(tx, wrap(tx, found.func), [obj])
         store_attribute(tx, obj, name, result)
         return result
+    if (written := written_in_class(tx, obj.cls, name)) is not None:
+        if at is not None and hasattr(real, "__dict__"):
+            guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)
+        return written
     if found is not MISSING:
         return bind_unless_shadowed(tx, obj, name, found, at)
     fallback = lookup(obj.cls, "__getattr__")
@@ -231,7 +237,7 @@ def bind_attribute(tx, obj, name, found, at=None):
             unsupported(tx, f"the attribute {name} of {describe(obj)}, made by {kind.__name__}")
         return wrap(tx, getattr(obj.real, name), at)
     if at is not None and not isinstance(at.base, ConstantSource):
-        return wrap(tx, found, at)
+        return data_of_class(tx, cls, name, found, at)
     return part_of_class(tx, cls, name, found)
 
 
@@ -348,9 +354,13 @@ def in_library(module) -> bool:
 def class_attribute(tx, obj, name):
     cls, found = obj.real, lookup(obj.real, name)
     kind = type(found)
+    if (written := written_in_class(tx, cls, name)) is not None:
+        return written
     if found is MISSING or isinstance(cls, enum.EnumMeta):
         return metaclass_attribute(tx, obj, name)
     if name in CLASS_FACTS:
+        if name == "__dict__" and changed(tx, cls) is not None:
+            unsupported(tx, f"the __dict__ of {describe(obj)}, which the trace has written to")
         return wrap(tx, getattr(cls, name))
     if isinstance(found, (types.FunctionType, staticmethod, classmethod, property, *C_DESCRIPTORS)):
         return bind_to_class(tx, obj, found)
@@ -359,16 +369,23 @@ def class_attribute(tx, obj, name):
     library = kind is types.ClassMethodDescriptorType or is_library_class(cls)
     if library or obj.source is None:
         return wrap(tx, getattr(cls, name)) if library else part_of_class(tx, cls, name, found)
-    return wrap(tx, getattr(cls, name), AttrSource(obj.source, name))
+    return data_of_class(tx, cls, name, getattr(cls, name), AttrSource(obj.source, name))
+
+
+def data_of_class(tx, cls, name, found, at):
+    """`found`, which is no descriptor, is read at `at` in each call, and guarded by itself. Then it may be another thing of its type."""
+    if cls.__flags__ & HEAP_TYPE:
+        tx.class_data.add((cls, name))
+    return wrap(tx, found, at)
 
 
 def part_of_class(tx, cls, name, found):
     """`found`, the attribute of a class, as it lies in the class. A guard of its own says that it lies there;
     what it is made of may change, and is read from there in the next call."""
     owner = next((base for base in cls.__mro__ if vars(base).get(name) is found), None)
-    if type(found) in CONSTANT_TYPES or owner is None or owner in tx.made_classes or is_library_class(owner):
+    if type(found) in CONSTANT_TYPES - NUMBERS or owner is None or owner in tx.made_classes or is_library_class(owner):
         return wrap(tx, found)
-    return wrap(tx, found, CallSource(AttrSource(constant_source(tx, owner), "__dict__"), "get", (name,)))
+    return data_of_class(tx, cls, name, found, CallSource(AttrSource(constant_source(tx, owner), "__dict__"), "get", (name,)))
 
 
 def bind_to_class(tx, obj, found):
@@ -467,6 +484,10 @@ def set_attribute(tx: Tracer, obj: AbstractValue, name: str, value: AbstractValu
         return set_exception_attribute(tx, obj, name, value)
     if is_class(obj) and obj.real in tx.made_classes:
         return SETATTR[type](tx, obj, name, value)
+    if is_class(obj) and value is not None and may_write_to_class(tx, obj, name, value):
+        obj.attrs[name] = value
+        tx.class_data.add((obj.real, name))
+        return touch(tx, obj)
     if type(obj) is not ObjVal or isinstance(obj.real, (types.ModuleType, types.FunctionType, type)):
         unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
     method, arguments = ("__delattr__", []) if value is None else ("__setattr__", [value])
@@ -477,6 +498,36 @@ def set_attribute(tx: Tracer, obj: AbstractValue, name: str, value: AbstractValu
         store_attribute(tx, obj, name, value)
     elif special(tx, obj, method, const(name), *arguments) is None:
         unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
+
+
+# %% [markdown]
+# `cls.calls += 1`: a class of the program has attributes like an object, which lie in front of it in the same way. Here they have to be
+# data, before and after. Methods and other descriptors decide what attributes of objects mean, and all that is known about them is read
+# from the real class. What finds data, in an object of the class or of a derived one, asks `written_in_class` first.
+
+# %%
+DATA = (Const, SymVal, TensorVal, ListVal, TupleVal, DictVal, SetVal, ObjVal)
+
+
+def may_write_to_class(tx, obj, name, value) -> bool:
+    """Whether `obj.name = value` sets data of a class of the program, and runs no code."""
+    cls = obj.real
+    plain = cls.__flags__ & HEAP_TYPE and lookup(type(cls), "__setattr__") is type.__setattr__ and not is_library_class(cls)
+    return plain and type(value) in DATA and not name.startswith("__") and class_lookup(type(cls), name) is MISSING and all(
+        class_lookup(kind, descriptor) is MISSING for kind in (type(lookup(cls, name)), value.cls) for descriptor in ("__get__", "__set__"))
+
+
+def written_in_class(tx, cls, name: str) -> AbstractValue | None:
+    """What the trace has written to the attribute that is found in `cls` by this name."""
+    if not tx.effects.changed:
+        return None
+    for base in cls.__mro__:
+        value = changed(tx, base)
+        if value is not None and name in value.attrs:
+            tx.class_data.add((cls, name))
+            return value.attrs[name]
+        if name in vars(base):
+            return None
 
 
 def set_exception_attribute(tx, exc, name, value):

@@ -32,7 +32,7 @@ from .effects import changed
 from .fields import NAMING
 from .interpreter import inline
 from .methods import call_handler, call_method
-from .operations import emit_float, fold
+from .operations import emit_float, fold, scalar_of
 from .tensors import call_graph_function, is_graph_function
 from .tracer import CALLS, Tracer, call, constant_source, enter_namespace, is_library, location, plain_python, unsupported
 from .values import (
@@ -113,7 +113,10 @@ REAL_CALLS = Table()                 # class of a real callable -> function(tx, 
 
 def call_numpy(tx, function, args, kwargs) -> AbstractValue:
     """NumPy is not traced. Functions of constants are called, if what they give is a number: an array could
-    be changed later."""
+    be changed later. A square root is rounded correctly, by NumPy as by Python."""
+    if function is numpy.sqrt and [type(a) for a in (*args, *kwargs.values())] == [SymVal] and args[0].cls in (float, numpy.float64) and \
+            args[0].sym > 0:
+        return scalar_of(emit_float(tx, "sqrt", args), numpy.float64)
     try:
         python = [as_python(tx, a) for a in args], {k: as_python(tx, v) for k, v in kwargs.items()}
         result = function(*python[0], **python[1])

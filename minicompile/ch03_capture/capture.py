@@ -45,7 +45,7 @@ from .interpreter import Frame, StopTrace, has_cleanup, run
 from .operations import BRANCH_ON_VALUES
 from .tensors import OPERATORS
 from .tracer import Tracer, location
-from .values import Lazy, ObjVal, SymVal, TensorVal, UserError, class_reads, describe, told_apart
+from .values import Lazy, MISSING, ObjVal, SymVal, TensorVal, UserError, class_reads, describe, told_apart
 from .wrap import guard_unseen, is_fixed, realize, wrap
 
 
@@ -186,7 +186,8 @@ def trace(func, args: dict, options: CaptureOptions, stop_at: int | None = None)
         for (cls, name), found in class_reads.pop().items():
             if cls in tx.made_classes:
                 continue
-            tx.guards.add(None, "CLASS_ATTR", (cls, name, found))
+            data = (cls, name) in tx.class_data and found is not MISSING
+            tx.guards.add(None, "CLASS_DATA" if data else "CLASS_ATTR", (cls, name, type(found) if data else found))
 
 
 def run_frame(tx: Tracer, frame: Frame, mode: bool) -> Trace:

@@ -158,6 +158,8 @@ def keywords(ep, named) -> str:
 # %%
 @reconstructs(TensorVal, SymVal)
 def tensor_text(ep, value):
+    if type(value) is SymVal and value.scalar is not None:
+        return f"{pool(ep, value.scalar)}({output_text(ep, value.node)})"
     if type(value) is TensorVal and value.fake.requires_grad:
         return differentiable_text(ep, value)
     ep.names[value] = output_text(ep, value.node)
@@ -538,7 +540,7 @@ def write_set(ep, value, before):
 
 def write_object(ep, value, before):
     """Attributes of an object, or names in a namespace."""
-    target, plain = expression(ep, value), value.cls.__setattr__ in (object.__setattr__, torch.nn.Module.__setattr__)
+    target, plain = expression(ep, value), value.cls.__setattr__ in (object.__setattr__, type.__setattr__, torch.nn.Module.__setattr__)
     for name, item in value.attrs.items():
         if value.cls is types.ModuleType:
             ep.writes.append(f"{target}.pop({name!r}, None)" if item is DELETED else f"{target}[{name!r}] = {expression(ep, item)}")

@@ -20,11 +20,13 @@ import types
 
 from ..ch02_guards.sources import AttrSource
 from .attributes import C_DESCRIPTORS, attributes_of, bind_attribute, bind_to_class, get_attribute, no_attribute
+from .effects import changed
 from .interpreter import read_cell
+from .operations import scalar_of, specialize
 from .tracer import guard, unsupported
 from .values import (
     BuiltinVal, CellVal, Const, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MISSING, MethodName, MethodVal, NONE, PartialVal,
-    SetVal, SliceVal, SuperVal, TracebackVal, TupleVal, ViewVal, boolean, const, describe, dict_of, is_class, lookup, python_method,
+    SetVal, SliceVal, SuperVal, SymVal, TracebackVal, TupleVal, ViewVal, boolean, const, describe, dict_of, is_class, lookup, python_method,
     user_error)
 from .wrap import realize, wrap
 
@@ -156,6 +158,18 @@ def cell_attribute(tx, value, name):
 
 
 # %% [markdown]
+# Of symbolic numbers the attributes are those of the present number, which is guarded then. `item()` of a scalar of NumPy is the
+# same number as one of Python.
+
+# %%
+@attributes_of(SymVal)
+def number_attribute(tx, value, name):
+    if name == "item" and value.scalar is not None:
+        return BuiltinVal(name=name, call=lambda tx, args, kwargs: scalar_of(value, None))
+    return plain_attribute(tx, specialize(value), name)
+
+
+# %% [markdown]
 # Named tuples are tuples with names, and the results of `torch.max(x, 0)` are tuples whose names are written
 # in C (`n_sequence_fields`). A class that is derived from one may give its objects a dictionary besides. Mostly it is
 # empty, and whoever asks for another attribute than the fields wants it to stay so.
@@ -188,6 +202,8 @@ def super_attribute(tx, value, name):
     order = (obj.real if on_class else obj.cls).__mro__
     owner = next((base for base in order[order.index(value.after) + 1:] if lookup(base, name) is not MISSING and name in vars(base)), None)
     found = MISSING if owner is None else vars(owner)[name]
+    if owner is not None and changed(tx, owner) is not None:
+        unsupported(tx, f"super() and the class {owner.__name__}, which the trace has written to")
     if found is MISSING:
         user_error(AttributeError, f"'super' object has no attribute '{name}'")
     if on_class and isinstance(found, types.ClassMethodDescriptorType):

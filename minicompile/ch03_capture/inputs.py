@@ -159,7 +159,7 @@ def symbol_for(tx, size: int, source):
 # Numbers of Python that vary become inputs as well. For an integer, -1, 0 and 1 stay special, and so does the
 # sign: a negative number is the negative of a symbol, so that its bounds are known (`x[:, -n:]`). It is not
 # identified with a size that happens to be equal; if the program needs them equal, it asks, and that is a
-# guard. A float is a symbol whatever it is.
+# guard. A float is a symbol whatever it is. A scalar of NumPy is the number that tensors take it for, `x.item()`, with a note of its class.
 
 # %%
 def wrap_dynamic_number(tx, real, source):
@@ -167,6 +167,10 @@ def wrap_dynamic_number(tx, real, source):
         return tx.symbols.numbers[source]
     env, kind = tx.symbols.env, type(real)
     tx.options.used = True
+    if kind not in (int, float):
+        guard(tx, source, "TYPE_MATCH", kind)
+        known = wrap_dynamic_number(tx, real.item(), CallSource(source, "item"))
+        return const(real) if type(known) is not SymVal else SymVal(node=known.node, sym=known.sym, scalar=kind, source=source)
     if kind is int and not 1 < abs(real) < 2**31:
         guard(tx, source, "CONSTANT_MATCH", real)
         return const(real)

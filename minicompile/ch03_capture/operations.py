@@ -15,12 +15,14 @@ import operator
 import types
 from dataclasses import dataclass
 
+import numpy
 import torch
 
 from ..ch01_graphs.floats import OPERATIONS
 from ..ch01_graphs.shapes import float_function
+from ..ch02_guards.sources import CallSource
 from .attributes import special, store_in_dict
-from .effects import touch
+from .effects import touch, written_storages
 from .iterate import as_dict, length, unpack, values_of
 from .tensors import emit, to_arg, wrap_result
 from .tracer import Tracer, call, location, unsupported
@@ -28,7 +30,7 @@ from .values import (
     AbstractValue, BIRTHS, Const, DictVal, INTERPRETING, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMPY_SCALARS, NotConstant,
     ObjVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, lookup, python_method,
     told_apart, user_error, user_errors)
-from .wrap import as_python, dict_contents, entries, guard_keys, guard_missing, key_of, realize, wrap, wrap_constant
+from .wrap import as_python, dict_contents, entries, guard_keys, guard_missing, key_of, part, realize, wrap, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
           "@": "matmul",
@@ -86,6 +88,8 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
     name = BINARY[symbol]
     a, b = (enum_number(v, name) for v in (a, b))
     kinds = {type(a), type(b)}
+    if SymVal in kinds and TensorVal not in kinds and (result := of_scalars(tx, symbol, a, b)) is not None:
+        return result
     if SymVal in kinds and TensorVal not in kinds:
         classes = {a.cls, b.cls}
         if classes <= {int, float} and symbol in FLOAT_OPERATORS and (float in classes or symbol == "/"):
@@ -94,7 +98,7 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
         if classes != {int} or symbol not in SIZE_OPERATORS and not small:
             return binary(tx, symbol, specialize(a), specialize(b), inplace)
     if kinds <= PLAIN:
-        if TensorVal in kinds and type(a) is Const and type(a.value) in NUMPY_SCALARS | {str, bytes}:
+        if TensorVal in kinds and type(a) is Const and type(a.value) in (str, bytes):
             unsupported(tx, f"{describe(a)} {symbol} {describe(b)}, which is not for PyTorch to do")
         function = python_operator("i" + name if inplace and type(a) is TensorVal else name)
         if kinds == {Const}:
@@ -115,6 +119,32 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
     if type(a) is not TensorVal and type(b) is not TensorVal:
         raise_as_python(tx, python_operator("i" + name if inplace else name), name, a, b)
     unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
+
+
+# %% [markdown]
+# Scalars of NumPy leave operators with tensors to the tensor, which takes them for numbers of Python. Among each other
+# they have rules of their own: `np.float64` divides by zero, and a negative one has a power with a warning. Where those do not show,
+# the arithmetic of `np.float64` is that of floats.
+
+# %%
+def of_scalars(tx, symbol: str, a: AbstractValue, b: AbstractValue) -> SymVal | None:
+    """a <symbol> b for symbolic numbers of which one is an `np.float64` or `np.int64`; None where that is not the arithmetic of Python."""
+    if numpy.int64 in (a.cls, b.cls) and {a.cls, b.cls} <= {numpy.int64, int} and (symbol in ("+", "-") or symbol in ("//", "%") and type(b) is Const and b.value > 0):
+        return scalar_of(binary(tx, symbol, *(scalar_of(v, None) for v in (a, b))), numpy.int64)
+    if numpy.float64 not in (a.cls, b.cls) or not {a.cls, b.cls} <= {numpy.float64, float, int} or symbol not in ("+", "-", "*", "/", "**"):
+        return None
+    left, right = (v.sym if type(v) is SymVal else v.value for v in (a, b))
+    if symbol == "/" and not right != 0 or symbol == "**" and not (left > 0 and right > 0):
+        return None
+    return scalar_of(emit_float(tx, BINARY[symbol], [scalar_of(v, None) for v in (a, b)]), numpy.float64)
+
+
+def scalar_of(value: AbstractValue, scalar: type | None) -> AbstractValue:
+    """A number, known or symbolic, as one of this class of NumPy (None: as Python's)."""
+    if type(value) is SymVal:
+        return SymVal(node=value.node, sym=value.sym, scalar=scalar)
+    python = value.value.item() if value.cls in NUMPY_SCALARS else value.value
+    return const(scalar(python) if scalar else python)
 
 
 # %% [markdown]
@@ -180,6 +210,9 @@ def unary(tx: Tracer, name: str, a: AbstractValue) -> AbstractValue:
     """name: 'neg', 'pos', 'abs' or 'invert'."""
     if type(a) is TensorVal:
         return emit(tx, "call_function", getattr(operator, name), [a], {})
+    if type(a) is SymVal and a.scalar is not None:
+        negative = name == "neg" and a.scalar is numpy.float64
+        return scalar_of(emit_float(tx, name, [a]), a.scalar) if negative else fold(tx, getattr(operator, name), [a])
     if type(a) is SymVal:
         known, key = tx.symbols.results, (name, to_arg(tx, a))
         if key not in known:
@@ -409,7 +442,8 @@ def compare_plain(tx, symbol, function, a, b):
     if TensorVal in (type(a), type(b)):
         return emit(tx, "call_function", function, [a, b], {})
     try:
-        return boolean(function(*(v.sym if type(v) is SymVal else v.value for v in (a, b))))
+        answer = function(*(v.sym if type(v) is SymVal else v.value for v in (a, b)))
+        return const(numpy.bool_(bool(answer))) if a.cls in NUMPY_SCALARS or b.cls in NUMPY_SCALARS else boolean(answer)
     except TypeError as error:
         user_error(TypeError, str(error))
 
@@ -542,6 +576,10 @@ def get_item(tx: Tracer, container: AbstractValue, key: AbstractValue) -> Abstra
         return get_from_sequence(tx, container, index)
     if kind is DictVal:
         return get_from_dict(tx, container, key)
+    if container.cls is numpy.ndarray and not written_storages(tx):          # which may be its memory, seen as a tensor
+        with contextlib.suppress(NotConstant), user_errors():
+            if type(found := container.real[index := as_python(tx, key)]) in NUMPY_SCALARS:
+                return wrap(tx, found, part(CallSource, container.source, "__getitem__", (index,)))
     return special(tx, container, "__getitem__", key) or fold(
         tx, operator.getitem, [container, key], reason=f"a subscript of {describe(container)}")
 

@@ -554,7 +554,10 @@ def make_tensor(tx, function, args, kwargs) -> AbstractValue:
     fx_args = tuple(to_arg(tx, a) for a in args)
     fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
     if args and type(args[0]) is SymVal:
-        dtype = torch.int64 if args[0].cls is int else torch.get_default_dtype()
+        scalar, number = args[0].scalar, args[0].number
+        dtype = torch.int64 if number is int else torch.get_default_dtype()
+        if scalar is not None and function is not torch.scalar_tensor:
+            dtype = torch.tensor(scalar(0)).dtype
         kwargs = {"dtype": const(dtype), **kwargs}
         return emit(tx, "call_function", torch.full, [const(()), args[0]], kwargs)
     if function is not torch.scalar_tensor and (dtype := numpy_dtype(tx, args)):

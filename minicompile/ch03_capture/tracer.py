@@ -89,6 +89,7 @@ class Tracer:
     inference: bool = False
     region: int = 0
     made_classes: dict = field(default_factory=dict)
+    class_data: set = field(default_factory=set)     # (class, name) of data in classes that is guarded by itself, where it is read
     told_apart: set = field(default_factory=set)
     identities: dict = field(default_factory=dict)
     assumptions: list = field(default_factory=list)  # (tensor, location, birth, jump) of each `raise` that was left aside

@@ -129,18 +129,23 @@ def as_number(value: AbstractValue) -> AbstractValue:
 @dataclass(eq=False)
 class SymVal(AbstractValue):
     """A size, int or float that is not known at compile time: a node of the graph and a `torch.SymInt` or
-    `torch.SymFloat`."""
+    `torch.SymFloat`. scalar: the class of NumPy whose object this is, if any: tensors take it for a number of Python."""
     node: torch.fx.Node = None
     sym: Any = None
+    scalar: type | None = None
+
+    @property
+    def number(self) -> type:
+        return float if isinstance(self.sym, torch.SymFloat) else int
 
     @property
     def cls(self):
-        return float if isinstance(self.sym, torch.SymFloat) else int
+        return self.scalar or self.number
 
     @property
     def value(self):
         """The present number: a guard says that the trace is for this one."""
-        return self.cls(self.sym)
+        return self.cls(self.number(self.sym))
 
 
 # %% [markdown]
@@ -489,6 +494,7 @@ def const(value) -> Const:
 
 
 NUMPY_SCALARS = frozenset(type(numpy.zeros((), k)[()]) for k in numpy.typecodes["AllInteger"] + "?efdFD")
+NUMBERS = frozenset((int, float)) | {scalar for scalar in NUMPY_SCALARS if issubclass(scalar, (numpy.integer, numpy.floating))}
 NUMPY_TYPES = frozenset(type(numpy.dtype(scalar)) for scalar in NUMPY_SCALARS)
 IMMUTABLE = NUMPY_SCALARS | NUMPY_TYPES | {
     re.Pattern, re.Match, fractions.Fraction, decimal.Decimal, datetime.timedelta, datetime.date,

@@ -36,7 +36,7 @@ from .inputs import varies, wrap_dynamic_number, wrap_tensor
 from .tracer import Tracer, call, constant_source, guard, location, unsupported
 from .values import (
     AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, ExcVal, FuncVal, Identity, Lazy, ListVal,
-    MethodName, MethodVal, NEW, NotConstant, ObjVal, PartialVal, SINGLETONS, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, const,
+    MethodName, MethodVal, NEW, NUMBERS, NotConstant, ObjVal, PartialVal, SINGLETONS, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, const,
     describe, is_plain_tuple, like, native_new, python_method, told_apart, unseen, user_error)
 
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
@@ -59,7 +59,7 @@ def wrap(tx: Tracer, real, source: Source | None = None) -> AbstractValue:
     kind = type(real)
     if kind in CONSTANT_TYPES:
         if source is not None:
-            if kind in (int, float) and varies(tx, source):
+            if kind in NUMBERS and varies(tx, source):
                 return wrap_dynamic_number(tx, real, source)
             if kind not in SINGLETONS and not isinstance(source, (ConstantSource, CallSource)):
                 return wait(tx, real, source)

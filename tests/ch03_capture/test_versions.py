@@ -3,6 +3,7 @@ import datetime
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -97,3 +98,141 @@ def test_the_type_of_what_is_handed_on_is_guarded():
     f = minicompile.compile(lambda x, name: (x + 1, name, isinstance(name, str)), backend="eager")
     answers = [f(torch.ones(1), name)[1:] for name in ("a", 2, "b", 3.0, b"c", None)]
     assert answers == [("a", True), (2, False), ("b", True), (3.0, False), (b"c", False), (None, False)]
+
+
+# ------------------------------------------------------------------ scalars of NumPy
+BETAS = np.linspace(1e-4, 0.02, 40)
+ALPHAS = np.cumprod(1 - BETAS)
+
+
+def on_both_sides(scalars):
+    return lambda: (lambda x, s: (s * x, x * s, s - x, x / s, s / x, s ** x, s < x, x > s, s), lambda i: (torch.arange(1, 4) / 2, scalars[i]))
+
+
+def sampler():
+    def f(x, a, b):
+        y = (x - b / np.sqrt(1 - a) * x) / np.sqrt(a)
+        return y + (1 - a) ** 0.5 * x - float(b), 1 - b, -a, a.item()
+    return f, lambda i: (torch.arange(1, 4) / 2, ALPHAS[i], BETAS[i])
+
+
+def table():
+    """An array of the program, read at places that are known."""
+    def f(x, scale):
+        for t in reversed(range(4)):
+            x = x * ALPHAS[t] + BETAS[-1 - t] * scale
+        return x
+    return f, lambda i: (torch.ones(3), i / 7)
+
+
+def positions():
+    return lambda x, n: (x[:n], x + (n + 1) // 2, int(n), n - 1, torch.tensor(n)), lambda i: (torch.arange(40), np.int64(2 + i))
+
+
+@pytest.mark.parametrize("make", [on_both_sides(BETAS), on_both_sides(BETAS.astype("f")), on_both_sides(np.arange(2, 40)), sampler, table, positions],
+                         ids=["float64", "float32", "int64", "sampler", "table", "positions"])
+def test_scalars_of_numpy(make):
+    count(make, 2)
+
+
+def test_where_scalars_of_numpy_differ_from_numbers():
+    with np.errstate(all="ignore"):
+        count(lambda: (lambda x, s: (x + 1, 1 / s, s ** 0.5, s // 2), lambda i: (torch.ones(2), np.float64(2 - i))), 4, calls=4)
+    count(lambda: (lambda x, s: (s * x, s), lambda i: (torch.arange(3), np.bool_(i % 2))), 0, breaks=1)
+
+
+def test_an_array_that_shares_its_memory():
+    array, step = np.zeros(3), torch.ones(3)
+
+    def f(x, y):
+        x += y
+        return x * array[0]
+    compiled = minicompile.compile(f, backend="eager")
+    for i in range(1, 4):
+        assert compiled(torch.from_numpy(array), step).tolist() == [i * i] * 3
+
+
+# ------------------------------------------------------------------ what lies in classes
+def counters():
+    class Base:
+        calls, rate, seen = 5, 0.5, None
+
+        @classmethod
+        def count(cls):
+            cls.calls += 1
+
+    class Derived(Base):
+        pass
+
+    class Model(torch.nn.Module):
+        steps, average = 3, torch.zeros(2)
+
+        def forward(self, x):
+            type(self).steps += 2
+            Model.average = 0.5 * self.average + x
+            return x * self.steps + Model.average
+    model, held = Model(), Derived()
+
+    def f(x, i):
+        Base.count()
+        held.count()
+        Derived.calls -= 1
+        Base.rate, Base.seen = Base.rate * 0.9, ["seen", i]
+        made = Derived()
+        return x * made.calls + held.rate, held.seen, model(x), Base.calls, Derived.calls, getattr(made, "fresh", None), hasattr(held, "other")
+    return f, lambda i: (torch.ones(2), f"n{i}")
+
+
+def first_written_by_the_program():
+    class Registry:
+        def __getattr__(self, name):
+            return f"no {name}"
+    registry = Registry()
+
+    def f(x, i):
+        before = registry.last
+        if i > 2:
+            Registry.last = x + i
+        return before, registry.last, x
+    return f, lambda i: (torch.ones(2), i)
+
+
+@pytest.mark.parametrize("make, graphs", [(counters, 2), (first_written_by_the_program, 2)])
+def test_data_in_classes(make, graphs):
+    count(make, graphs)
+
+
+def test_what_in_a_class_is_no_data():
+    class Plain:
+        level = 1
+
+        @property
+        def half(self):
+            return self.level / 2
+
+        def method(self):
+            return 1
+
+    def f(x, mode):
+        p = Plain()
+        if mode == "function":
+            Plain.method = lambda self: 2
+        elif mode == "property":
+            Plain.level = property(lambda self: 3)
+        elif mode == "delete":
+            del Plain.level
+        elif mode == "shadow":
+            p.level = 7
+            Plain.level = 8
+        return x + p.method(), getattr(p, "level", None), type(p).__dict__.get("level", 0)
+    compiled, x = minicompile.compile(f, backend="eager"), torch.zeros(1)
+    for mode in ("shadow", "function", "property", "delete"):
+        attributes = dict(vars(Plain))
+
+        def run(g):
+            answer = plain(g(x, mode)[:2])
+            now = {k: plain(v) for k, v in vars(Plain).items() if k == "level" and not isinstance(v, property)}
+            for k in ("level", "method"):
+                setattr(Plain, k, attributes[k])
+            return answer, now
+        assert run(compiled) == run(f), mode

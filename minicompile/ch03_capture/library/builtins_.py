@@ -23,7 +23,7 @@ from ..calls import HANDLED, handles, refuse_finalizer
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import as_dict, entries_of, length, natively, next_value, sequence, unpack, values_of
 from ..methods import dict_update, result_of, set_of, sort_values, stop_iteration
-from ..operations import METHODS, Deputy, binary, emit_float, fold, get_item, identical, specialize, truth, unary
+from ..operations import METHODS, Deputy, binary, emit_float, fold, get_item, identical, scalar_of, specialize, truth, unary
 from ..tensors import call_tensor_method, emit
 from ..tracer import call, location, plain_python, unsupported
 from ..values import (
@@ -95,8 +95,8 @@ def to_int(tx, value=ZERO, *base):
     value = as_number(value)
     if type(value) is TensorVal:
         unsupported(tx, "int() of a tensor")
-    if type(value) is SymVal and value.cls is int:
-        return value
+    if type(value) is SymVal and value.number is int:
+        return scalar_of(value, None)
     return own_conversion(tx, value, "__int__", "__index__", "__trunc__") or fold(tx, int, [value, *base])
 
 
@@ -121,7 +121,7 @@ def to_float(tx, value=ZERO):
     if type(value) is TensorVal:
         unsupported(tx, "float() of a tensor")
     if type(value) is SymVal:
-        return value if value.cls is float else emit_float(tx, "float", [value])
+        return scalar_of(value, None) if value.number is float else emit_float(tx, "float", [value])
     return own_conversion(tx, value, "__float__", "__index__") or fold(tx, float, [value])
 
 
