@@ -338,7 +338,8 @@ def base_namespace() -> dict:
     """What the text of sources and guards may name."""
     return {"__Miss": Miss, "__Exception": Exception, "__torch": torch,
             "__dict_getitem": item_of_dict, "__same_constant": g.same_constant,
-            "__agree": counters_agree, "__class_has": g.class_has, "__class_data": g.type_in_class, "__function_has": g.function_has, **torch_guards.ASK,
+            "__agree": counters_agree, "__class_has": g.class_has, "__class_data": g.type_in_class, "__function_has": g.function_has,
+            **torch_guards.ASK,
             "__new_cell": types.CellType, "__function": types.FunctionType, "__builtins__": builtins, "__math": math,
             **{f"__{kind.lower()}": read for kind, read in g.STATE.items()}}
 

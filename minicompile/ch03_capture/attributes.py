@@ -530,6 +530,11 @@ def written_in_class(tx, cls, name: str) -> AbstractValue | None:
             return None
 
 
+# %% [markdown]
+# An exception has fields that Python itself sets, and others of its class. The attributes of all other objects are written by
+# `store_attribute`, those of modules after a look at their three dictionaries.
+
+# %%
 def set_exception_attribute(tx, exc, name, value):
     found = lookup(exc.cls, name)
     if name in ("__cause__", "__context__"):

@@ -39,7 +39,7 @@ from .tracer import Tracer, constant_source, globals_of, location
 from .values import (
     AbstractValue, ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
     MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TracebackVal, TupleVal, ViewVal,
-    describe, like, native_new)
+    describe, is_unseen, like, native_new)
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ reconstructs = RECONSTRUCT.of
 def expression(ep: Epilogue, value) -> str:
     """A Python expression for `value`, short enough to be repeated: a literal or a variable."""
     value = settled(value)
-    if type(value) is Const and value.source is None:
+    if type(value) is Const and not is_unseen(value):
         return constant_text(ep, value.value)
     if type(value) is Lazy:
         return constant_text(ep, value.real) if value.source is None else \
@@ -286,6 +286,13 @@ def dict_text(ep, value):
         return f"{pool(ep, value.cls)}({expression(ep, value.factory)}, {{{pairs}}})"
     first = "None, " if value.cls.__name__ == "defaultdict" else ""
     return f"{pool(ep, value.cls)}({first}{{{pairs}}})"
+
+
+@reconstructs(Const)
+def recipe_text(ep, value):
+    """Of a constant that nobody has looked at, and that is made of others."""
+    function, args, named = value.recipe
+    return f"{pool(ep, function)}({expressions(ep, args)}{keywords(ep, named)})"
 
 
 def set_content(ep, value) -> str:

@@ -31,12 +31,13 @@ from .effects import touch
 from .interpreter import instructions, jump, opcode, pop_many, read_cell, read_local, store_local
 from .iterate import iterate, next_value, unpack
 from .methods import call_method, dict_update
-from .operations import binary, compare, contains, delete_item, get_item, identical, set_item, truth, truth_at_jump, unary
+from .operations import (
+    binary, compare, contains, delete_item, fold, get_item, identical, joined, later, set_item, truth, truth_at_jump, unary)
 from .tracer import PYTHON, call, globals_of, is_library, location, read_once, unsupported, writable_globals, written_global
 from .values import (
     AbstractValue, CellVal, Const, DELETED, DictVal, ListVal, NONE, NULL, SetVal, SliceVal, TupleVal, boolean, const, describe,
     user_error)
-from .wrap import as_python, keyed, wrap, wrap_constant
+from .wrap import keyed, wrap, wrap_constant
 
 
 # %% [markdown]
@@ -363,7 +364,7 @@ instructions({
     "BUILD_LIST": lambda tx, frame, i, *items: ListVal(items=list(items)),
     "BUILD_SET": lambda tx, frame, i, *items: SetVal(items=keyed(tx, items)),
     "BUILD_SLICE": lambda tx, frame, i, *parts: SliceVal(*(*parts, NONE)[:3]),
-    "BUILD_STRING": lambda tx, frame, i, *parts: const("".join(as_python(tx, p) for p in parts)),
+    "BUILD_STRING": lambda tx, frame, i, *parts: later(tx, str, joined, parts) or fold(tx, joined, parts),
 })
 
 

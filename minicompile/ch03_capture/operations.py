@@ -13,6 +13,7 @@ import enum
 import math
 import operator
 import types
+import weakref
 from dataclasses import dataclass
 
 import numpy
@@ -27,9 +28,9 @@ from .iterate import as_dict, length, unpack, values_of
 from .tensors import emit, to_arg, wrap_result
 from .tracer import Tracer, call, location, unsupported
 from .values import (
-    AbstractValue, BIRTHS, Const, DictVal, INTERPRETING, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMPY_SCALARS, NotConstant,
-    ObjVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, lookup, python_method,
-    told_apart, user_error, user_errors)
+    AbstractValue, BIRTHS, Const, DictVal, INTERPRETING, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMBERS, NUMPY_SCALARS,
+    NotConstant, ObjVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_unseen,
+    lookup, python_method, told_apart, unseen, user_error, user_errors)
 from .wrap import as_python, dict_contents, entries, guard_keys, guard_missing, key_of, part, realize, wrap, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
@@ -60,6 +61,41 @@ def fold(tx: Tracer, function, args, kwargs=None, reason: str | None = None) -> 
     with user_errors():
         result = function(*python_args, **python_kwargs)
     return wrap_constant(tx, result)
+
+
+# %% [markdown]
+# `f"step {i}"`, `name + ".pt"`, `round(loss, 4)`: a text for a log, in which a number stands that is another one in each call. Mostly
+# nobody in the trace reads it. So it waits (`unseen`), and the generated code makes it. That is for functions that fail for no value of
+# these classes, or for every value; so they are tried on a `sample`.
+
+# %%
+SAMPLES = {str: "a", **{kind: kind(7) for kind in NUMBERS}}
+
+
+def sample(value: AbstractValue):
+    """A Python object like the one that the value stands for; raises KeyError where there is none."""
+    return SAMPLES[value.cls] if type(value) is SymVal or is_unseen(value) else value.value
+
+
+def later(tx: Tracer, kind: type, function, args, named=None) -> AbstractValue | None:
+    """function(*args, **named), of class `kind`, for the generated code to compute; None if all is known, or it may fail."""
+    values, named = [*args, *(named or {}).values()], named or {}
+    if not any(type(v) is SymVal or is_unseen(v) for v in values) or not all(type(v) in (Const, SymVal) for v in values):
+        return None
+    try:
+        if type(function(*map(sample, args), **{k: sample(v) for k, v in named.items()})) is not kind:
+            return None
+    except Exception:
+        return None
+    return unseen(kind, lambda trace=weakref.ref(tx): fold(trace(), function, args, named).value, recipe=(function, args, named))
+
+
+def joined(*parts) -> str:
+    return "".join(parts)
+
+
+def printed(text: str, *values) -> str:
+    return text % values
 
 
 # %% [markdown]
@@ -102,7 +138,7 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
             unsupported(tx, f"{describe(a)} {symbol} {describe(b)}, which is not for PyTorch to do")
         function = python_operator("i" + name if inplace and type(a) is TensorVal else name)
         if kinds == {Const}:
-            return fold(tx, function, [a, b])
+            return symbol == "+" and a.cls is b.cls is str and later(tx, str, joined, [a, b]) or fold(tx, function, [a, b])
         return emit(tx, "call_function", function, [a, b], {})
     candidates, (left, right) = [(a, f"__{name}__", b)], (a.cls, b.cls)
     if left is not right:
@@ -129,7 +165,8 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
 # %%
 def of_scalars(tx, symbol: str, a: AbstractValue, b: AbstractValue) -> SymVal | None:
     """a <symbol> b for symbolic numbers of which one is an `np.float64` or `np.int64`; None where that is not the arithmetic of Python."""
-    if numpy.int64 in (a.cls, b.cls) and {a.cls, b.cls} <= {numpy.int64, int} and (symbol in ("+", "-") or symbol in ("//", "%") and type(b) is Const and b.value > 0):
+    exact = symbol in ("+", "-") or symbol in ("//", "%") and type(b) is Const and b.value > 0
+    if numpy.int64 in (a.cls, b.cls) and {a.cls, b.cls} <= {numpy.int64, int} and exact:
         return scalar_of(binary(tx, symbol, *(scalar_of(v, None) for v in (a, b))), numpy.int64)
     if numpy.float64 not in (a.cls, b.cls) or not {a.cls, b.cls} <= {numpy.float64, float, int} or symbol not in ("+", "-", "*", "/", "**"):
         return None
@@ -196,7 +233,7 @@ def ask(tx, candidates) -> AbstractValue | None:
         result, function = special(tx, owner, name, argument), METHODS.get((type(owner), name))
         if result is None and function is not None:
             result = function(tx, owner, argument)
-        if result is not None and not (type(result) is Const and result.value is NotImplemented):
+        if result is not None and result.cls is not types.NotImplementedType:
             return result
     return None
 

@@ -78,7 +78,8 @@ class Const(AbstractValue):
 # %% [markdown]
 # A name that a program only hands on, from the batch to what it returns, would be another version for each batch if it
 # were guarded by value. So a constant with a source has no `value` at first. It has a `look`, and whoever reads its value for the
-# first time, looks at it; that is what is guarded (`wrap.py`). If nobody does, the generated code reads the source again.
+# first time, looks at it; that is what is guarded (`wrap.py`). If nobody does, the generated code reads the source again. The text of a
+# number that varies, as in `f"step {i}"`, has no source but a `recipe`, and waits in the same way (`later` in `operations.py`).
 
 # %%
 class FirstLook:
@@ -94,12 +95,17 @@ class FirstLook:
 Const.value = FirstLook()
 
 
-def unseen(kind: type, source: Source, look) -> Const:
-    """A constant of which nothing but its class is known. look() -> its value, which is guarded by then."""
+def unseen(kind: type, look, source: Source | None = None, recipe: tuple = ()) -> Const:
+    """A constant of which nothing but its class is known. look() -> its value, which is guarded by then. recipe: without a source, the
+    function that makes it, its arguments, and those by name."""
     made = Const(kind=kind, source=source)
-    made.look = look
+    made.look, made.recipe = look, recipe
     del made.value
     return made
+
+
+def is_unseen(value) -> bool:
+    return type(value) is Const and "value" not in vars(value)
 
 
 @dataclass(eq=False)

@@ -36,8 +36,8 @@ from .inputs import varies, wrap_dynamic_number, wrap_tensor
 from .tracer import Tracer, call, constant_source, guard, location, unsupported
 from .values import (
     AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, ExcVal, FuncVal, Identity, Lazy, ListVal,
-    MethodName, MethodVal, NEW, NUMBERS, NotConstant, ObjVal, PartialVal, SINGLETONS, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, const,
-    describe, is_plain_tuple, like, native_new, python_method, told_apart, unseen, user_error)
+    MethodName, MethodVal, NEW, NUMBERS, NotConstant, ObjVal, PartialVal, SINGLETONS, SetVal, SliceVal, SymVal, Table, TensorVal,
+    TupleVal, const, describe, is_plain_tuple, like, native_new, python_method, told_apart, unseen, user_error)
 
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
                types.MethodDescriptorType,
@@ -89,7 +89,7 @@ def wait(tx: Tracer, real, source: Source) -> Const:
             tx.unseen[source] = None
             guard(tx, source, "CONSTANT_MATCH", real)
         return real
-    return unseen(type(real), source, look)
+    return unseen(type(real), look, source)
 
 
 def guard_unseen(tx: Tracer):

@@ -46,7 +46,8 @@ class Output:
 
 
 def batch(i):
-    return {"x": torch.full((3,), float(i)), "name": [f"n{i}", b"%d" % i], "index": i, "when": datetime.datetime.fromtimestamp(i), "size": i / 7}
+    return {"x": torch.full((3,), float(i)), "name": [f"n{i}", b"%d" % i], "index": i, "size": i / 7,
+            "when": datetime.datetime.fromtimestamp(i)}
 
 
 def returned():
@@ -106,7 +107,8 @@ ALPHAS = np.cumprod(1 - BETAS)
 
 
 def on_both_sides(scalars):
-    return lambda: (lambda x, s: (s * x, x * s, s - x, x / s, s / x, s ** x, s < x, x > s, s), lambda i: (torch.arange(1, 4) / 2, scalars[i]))
+    return lambda: (lambda x, s: (s * x, x * s, s - x, x / s, s / x, s ** x, s < x, x > s, s),
+                    lambda i: (torch.arange(1, 4) / 2, scalars[i]))
 
 
 def sampler():
@@ -129,8 +131,11 @@ def positions():
     return lambda x, n: (x[:n], x + (n + 1) // 2, int(n), n - 1, torch.tensor(n)), lambda i: (torch.arange(40), np.int64(2 + i))
 
 
-@pytest.mark.parametrize("make", [on_both_sides(BETAS), on_both_sides(BETAS.astype("f")), on_both_sides(np.arange(2, 40)), sampler, table, positions],
-                         ids=["float64", "float32", "int64", "sampler", "table", "positions"])
+SCALARS = {"float64": BETAS, "float32": BETAS.astype("f"), "int64": np.arange(2, 40)}
+
+
+@pytest.mark.parametrize("make", [*map(on_both_sides, SCALARS.values()), sampler, table, positions],
+                         ids=[*SCALARS, "sampler", "table", "positions"])
 def test_scalars_of_numpy(make):
     count(make, 2)
 
@@ -179,7 +184,7 @@ def counters():
         Derived.calls -= 1
         Base.rate, Base.seen = Base.rate * 0.9, ["seen", i]
         made = Derived()
-        return x * made.calls + held.rate, held.seen, model(x), Base.calls, Derived.calls, getattr(made, "fresh", None), hasattr(held, "other")
+        return x * made.calls + held.rate, held.seen, model(x), Base.calls, Derived.calls, getattr(made, "fresh", 1), hasattr(held, "other")
     return f, lambda i: (torch.ones(2), f"n{i}")
 
 
@@ -236,3 +241,38 @@ def test_what_in_a_class_is_no_data():
                 setattr(Plain, k, attributes[k])
             return answer, now
         assert run(compiled) == run(f), mode
+
+
+# ------------------------------------------------------------------ texts of numbers that vary
+def logged():
+    lines = []
+
+    def f(x, i, name):
+        y, loss = x * i, x.sum().item()
+        lines.append(f"step {i:>4}: {name!r} {loss:.3f} {loss / 2:8.2e} {-i}")
+        lines.append("%s: %5d of %d, %.1f%%" % (name, i, 100, i / 100))
+        lines.append("{0}/{n:.2f} {0:+}".format(i, n=loss) + name + ".pt")
+        return y + 1, round(loss, 4), str(i), "end " + str(loss), lines
+    return f, lambda i: (torch.full((3,), i / 7), 7 * i, f"n{i}")
+
+
+def read_by_the_program():
+    def f(x, i, known):
+        name = f"layer{i}"
+        return (x + 1 if name in known else x - 1), name, f"{i:c}"
+    return f, lambda i: (torch.ones(2), 40 + i, {"layer41": 1})
+
+
+def without_a_text():
+    def f(x, i, text):
+        try:
+            return x + 1, text % i
+        except TypeError as error:
+            return x - 1, str(error)
+    return f, lambda i: (torch.ones(2), i, "%d %d")
+
+
+@pytest.mark.parametrize("make, graphs, breaks, calls", [
+    (logged, 4, 2, 24), (read_by_the_program, 5, 0, 5), (without_a_text, 2, 0, 2)])
+def test_texts_of_numbers(make, graphs, breaks, calls):
+    count(make, graphs, breaks, calls)

@@ -12,6 +12,7 @@ import inspect
 import itertools
 import math
 import pdb
+import re
 import sys
 import types
 
@@ -23,12 +24,13 @@ from ..calls import HANDLED, handles, refuse_finalizer
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import as_dict, entries_of, length, natively, next_value, sequence, unpack, values_of
 from ..methods import dict_update, result_of, set_of, sort_values, stop_iteration
-from ..operations import METHODS, Deputy, binary, emit_float, fold, get_item, identical, scalar_of, specialize, truth, unary
+from ..operations import (
+    METHODS, Deputy, binary, emit_float, fold, get_item, identical, later, printed, scalar_of, specialize, truth, unary)
 from ..tensors import call_tensor_method, emit
 from ..tracer import call, location, plain_python, unsupported
 from ..values import (
     CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, ObjVal, PartialVal, SliceVal, SuperVal,
-    SymVal, TRUE, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_class, is_plain_tuple, lookup,
+    SymVal, TRUE, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_unseen, is_class, is_plain_tuple, lookup,
     python_method, user_error, user_errors)
 from ..wrap import as_python, entries, guard_keys, realize, wrap
 
@@ -148,8 +150,18 @@ def text_handler(function, methods):
                     break
         if len(args) == 1 and type(value) in (ListVal, TupleVal, DictVal):
             return fold_text(tx, function, args, kwargs)
-        return fold(tx, function, args, kwargs)
+        return text_later(tx, function, args, kwargs) or fold(tx, function, args, kwargs)
     return handler
+
+
+# The text of a number that varies is made later, but not one of a character by its number, which may be out of range, of an item, or of
+# a width that varies
+RISKY = {format: r"c$", printed: r"%[^a-zA-Z%]*[c*]", str.format: r"\{[^{}]*([{[]|c\})"}
+
+
+def text_later(tx, function, args, kwargs=None):
+    texts = [a.value for a in args if type(a) is Const and not is_unseen(a) and type(a.value) is str] if function in RISKY else []
+    return None if any(re.search(RISKY[function], text) for text in texts) else later(tx, str, function, args, kwargs)
 
 
 def printable(tx, value):
@@ -175,13 +187,16 @@ def fold_text(tx, function, args, kwargs=None):
 
 @METHODS.of((Const, "format"))
 def format_method(tx, text, /, *args, **kwargs):
-    return fold_text(tx, text.value.format, args, kwargs)
+    return text_later(tx, str.format, [const(text.value), *args], kwargs) or fold_text(tx, text.value.format, args, kwargs)
 
 
 @METHODS.of((Const, "__mod__"))
 def printf(tx, text, value):
     if type(text.value) is not str:
         return None
+    operands = unpack(tx, value) if type(value) is TupleVal and value.cls is tuple else [value]
+    if (made := text_later(tx, printed, [const(text.value), *operands])) is not None:
+        return made
     if type(value) is not TupleVal:
         return fold_text(tx, text.value.__mod__, [value])
     with user_errors():
@@ -284,6 +299,8 @@ def rounded(tx, value, digits=None):
     if type(value) is TensorVal:
         return emit(tx, "call_function", torch.round, [value], {} if digits is None else {"decimals": digits})
     more = [] if digits is None else [digits]
+    if more and type(more[0]) is Const and value.cls is float and (made := later(tx, float, round, [value, *more])) is not None:
+        return made
     return special(tx, value, "__round__", *more) or fold(tx, round, [value, *more])
 
 
