@@ -9,6 +9,7 @@
 # front of it, and are replayed after the graph has run.
 
 # %%
+import collections
 import enum
 import functools
 import sys
@@ -475,6 +476,10 @@ def set_attribute(tx: Tracer, obj: AbstractValue, name: str, value: AbstractValu
     fixed = FIXED_FUNCTION if type(obj) is FuncVal else ()
     if type(obj) in (FuncVal, PartialVal) and obj.source is None and value is not None and name not in fixed:
         obj.attrs[name] = value
+        return
+    if type(obj) is DictVal and obj.cls is collections.OrderedDict and obj.real is None and value is not None and \
+            class_lookup(obj.cls, name) is MISSING:
+        obj.attrs[name] = value              # `state_dict()` does
         return
     if type(obj) is TensorVal and name == "grad":
         return set_gradient(tx, obj, NONE if value is None else value)

@@ -284,6 +284,9 @@ def dict_text(ep, value):
         return "{" + pairs + "}"
     if value.factory is not None:
         return f"{pool(ep, value.cls)}({expression(ep, value.factory)}, {{{pairs}}})"
+    if value.attrs:
+        name = variable(ep, value, f"{pool(ep, value.cls)}({{{pairs}}})")
+        return with_attributes(ep, name, value.attrs)
     first = "None, " if value.cls.__name__ == "defaultdict" else ""
     return f"{pool(ep, value.cls)}({first}{{{pairs}}})"
 

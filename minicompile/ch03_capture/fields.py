@@ -111,6 +111,8 @@ def no_attributes_of_its_own(tx, value, name):
 def dict_attribute(tx, value, name):
     if name == "default_factory" and value.factory is not None:
         return realize(tx, value.factory)
+    if name in value.attrs:
+        return value.attrs[name]
     no_attributes_of_its_own(tx, value, name)
     return plain_attribute(tx, value, name)
 

@@ -25,6 +25,9 @@ import collections
 import enum
 import itertools
 
+import numpy
+
+from ..ch02_guards.sources import CallSource
 from .attributes import special
 from .interpreter import advance, unless_raised
 from .tensors import emit, tensor_shape
@@ -32,7 +35,7 @@ from .tracer import Tracer, unsupported
 from .values import (
     AbstractValue, Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, ViewVal, const, describe,
     interprets, lookup, python_method, user_error, user_errors)
-from .wrap import dict_contents, entries, order_of, realize, wrap
+from .wrap import dict_contents, entries, order_of, part, realize, wrap
 
 
 def as_dict(tx: Tracer, container: AbstractValue, method: str) -> AbstractValue:
@@ -240,6 +243,8 @@ def length(tx: Tracer, value: AbstractValue) -> AbstractValue:
         return const(len(value.value))
     if kind is ObjVal and isinstance(value.real, enum.EnumMeta):
         return const(len(value.real))
+    if value.cls is numpy.ndarray and value.real.ndim:
+        return wrap(tx, len(value.real), part(CallSource, value.source, "__len__"))
     result = special(tx, value, "__len__")
     if result is None and lookup(value.cls, "__len__") is MISSING:
         user_error(TypeError, f"object of type '{value.cls.__name__}' has no len()")

@@ -204,13 +204,14 @@ class ListVal(Mutable):
 @dataclass(eq=False)
 class DictVal(Mutable):
     """dict, OrderedDict or defaultdict. items: key -> (key value, value); keys are plain Python objects
-    (see key_of). owner: the object whose `__dict__` this is."""
+    (see key_of). owner: the object whose `__dict__` this is. attrs: what the trace has hung on an OrderedDict that it has made."""
     items: dict = field(default_factory=dict)
     cls: type = dict
     real: Any = None
     factory: AbstractValue | None = None
     keys_guarded: bool = False
     owner: AbstractValue | None = None
+    attrs: dict = field(default_factory=dict)
 
 
 # %% [markdown]

@@ -123,7 +123,7 @@ def table():
     def f(x, scale):
         for t in reversed(range(4)):
             x = x * ALPHAS[t] + BETAS[-1 - t] * scale
-        return x
+        return x / len(ALPHAS)
     return f, lambda i: (torch.ones(3), i / 7)
 
 
@@ -251,6 +251,7 @@ def logged():
         y, loss = x * i, x.sum().item()
         lines.append(f"step {i:>4}: {name!r} {loss:.3f} {loss / 2:8.2e} {-i}")
         lines.append("%s: %5d of %d, %.1f%%" % (name, i, 100, i / 100))
+        lines.append("%d %s" % (i, x.shape))
         lines.append("{0}/{n:.2f} {0:+}".format(i, n=loss) + name + ".pt")
         return y + 1, round(loss, 4), str(i), "end " + str(loss), lines
     return f, lambda i: (torch.full((3,), i / 7), 7 * i, f"n{i}")
@@ -276,3 +277,23 @@ def without_a_text():
     (logged, 4, 2, 24), (read_by_the_program, 5, 0, 5), (without_a_text, 2, 0, 2)])
 def test_texts_of_numbers(make, graphs, breaks, calls):
     count(make, graphs, breaks, calls)
+
+
+# ------------------------------------------------------------------ dictionaries with attributes
+def averaged():
+    """An average of all that a `state_dict()` has, and the `state_dict()` itself."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False), torch.nn.BatchNorm1d(3))
+    torch.nn.init.ones_(model[0].weight)
+    average = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def f(x, i):
+        with torch.no_grad():
+            for name, value in model.state_dict().items():
+                average[name].mul_(i).add_(value)
+        state = model.state_dict()
+        return model(x), average, state, state._metadata, i
+    return f, lambda i: (torch.arange(6.0).reshape(2, 3), i)
+
+
+def test_a_state_dict():
+    count(averaged, 3, calls=6)

@@ -7,6 +7,7 @@
 
 # %%
 import collections
+import contextlib
 import functools
 import inspect
 import itertools
@@ -29,9 +30,9 @@ from ..operations import (
 from ..tensors import call_tensor_method, emit
 from ..tracer import call, location, plain_python, unsupported
 from ..values import (
-    CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, ObjVal, PartialVal, SliceVal, SuperVal,
-    SymVal, TRUE, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_unseen, is_class, is_plain_tuple, lookup,
-    python_method, user_error, user_errors)
+    CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, NotConstant, ObjVal, PartialVal, SliceVal,
+    SuperVal, SymVal, TRUE, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_unseen, is_class, is_plain_tuple,
+    lookup, python_method, user_error, user_errors)
 from ..wrap import as_python, entries, guard_keys, realize, wrap
 
 ZERO, EMPTY = const(0), TupleVal()
@@ -154,14 +155,25 @@ def text_handler(function, methods):
     return handler
 
 
-# The text of a number that varies is made later, but not one of a character by its number, which may be out of range, of an item, or of
-# a width that varies
+# %% [markdown]
+# The text of a number that varies is made `later`, by the generated code, but for texts that only some numbers have: of a character by its
+# number, which may be out of range, of an item, or of a width that varies. Tuples of constants, such as shapes, count as constants there.
+
+# %%
 RISKY = {format: r"c$", printed: r"%[^a-zA-Z%]*[c*]", str.format: r"\{[^{}]*([{[]|c\})"}
 
 
 def text_later(tx, function, args, kwargs=None):
     texts = [a.value for a in args if type(a) is Const and not is_unseen(a) and type(a.value) is str] if function in RISKY else []
     return None if any(re.search(RISKY[function], text) for text in texts) else later(tx, str, function, args, kwargs)
+
+
+def as_constant(tx, value):
+    """A tuple of constants, such as a shape, as one; any other value as it is."""
+    if type(value) is TupleVal:
+        with contextlib.suppress(NotConstant):
+            return const(as_python(tx, value))
+    return value
 
 
 def printable(tx, value):
@@ -194,7 +206,7 @@ def format_method(tx, text, /, *args, **kwargs):
 def printf(tx, text, value):
     if type(text.value) is not str:
         return None
-    operands = unpack(tx, value) if type(value) is TupleVal and value.cls is tuple else [value]
+    operands = [as_constant(tx, v) for v in (unpack(tx, value) if type(value) is TupleVal and value.cls is tuple else [value])]
     if (made := text_later(tx, printed, [const(text.value), *operands])) is not None:
         return made
     if type(value) is not TupleVal:
