@@ -299,7 +299,8 @@ for _ in range(3):
 print("three steps agree with eager:", torch.allclose(w, twin))
 
 # %% [markdown]
-# A page of code, one graph, the right numbers. What is wrong with it? Four programs show it. Each is ordinary.
+# This is a page of code, it makes one graph, and the numbers are right. What is wrong with it? Four ordinary programs
+# show it.
 #
 # **The program adds up gradients.** With a batch that does not fit into memory one calls `backward()` for each part of
 # it, and updates afterwards. The naive version *assigns* each time:
@@ -315,7 +316,7 @@ loss_of(w, rows[4:], targets[4:]).backward()
 print(f"norm of the gradient: naive {found.norm():.3f}, eager {w.grad.norm():.3f}")
 
 # %% [markdown]
-# No error, and a training that learns from half of the data.
+# No error is raised, and the training learns from half of the data.
 #
 # **Two parameters have equal gradients.** The derivative of `a + b` gives what it gets to both, as one tensor. The
 # naive version puts this tensor into two `.grad`s, and then the program scales each of them:
@@ -372,8 +373,9 @@ for name, value in (("eager", eager_loss), ("naive", naive(rows, targets))):
         print(f"{name}: {str(error).partition('.')[0]}")
 
 # %% [markdown]
-# And it was *given* everything: the loss as a function of the parameters, a list of the parameters, an update without
-# a write. The program has none of these. It has objects. The rest of the chapter answers these points in turn.
+# There is a fifth fault. The naive version was *given* everything: the loss as a function of the parameters, a list of
+# the parameters, and an update without a write. A program hands over none of these, since it has objects. The rest of
+# the chapter answers these points in turn.
 
 # %% [markdown] tags=["page"]
 # ## The engine inside the trace
@@ -406,8 +408,8 @@ print(print_graph(captured))
 #
 # %show minicompile.ch12_training.backward.gradients "with backward_pass"
 #
-# (`backward_pass` marks what is recorded meanwhile; a later section needs the marks. `to_be_kept` is a later section,
-# too.)
+# (`backward_pass` marks what is recorded meanwhile; a later section needs the marks. `to_be_kept` is explained in
+# a later section, too.)
 #
 # Now the next stage. [Chapter 5](chapter:05) records a captured graph by running it once more on fakes, with a recorder
 # below the dispatcher. It comes to this node like to any other, and calls it. The engine runs, *on fakes and under the
@@ -418,10 +420,10 @@ print(print_graph(captured))
 #
 # Do it for the four nodes. `x * w` reaches autograd, which notes a `MulBackward0`, since `w` requires a gradient, and
 # saves `x` in it. The recorder notes `mul`. Then `tanh`: autograd notes `TanhBackward0` and saves the *result*, because
-# the derivative of tanh is `1 - tanh²`. Then `sum`: nothing to save but the shape. Now the engine starts with a gradient
-# of 1. The formula of the sum expands it to three elements. The formula of tanh calls `tanh_backward` with it and the
-# saved result. The formula of the product multiplies by the saved `x`. So four more operators. Step through the real
-# recording; each frame runs one node of the captured graph.
+# the derivative of tanh is `1 - tanh²`. For `sum` it saves nothing but the shape. Now the engine starts with a gradient
+# of 1, which it makes with `ones_like`. The formula of the sum expands it to three elements. The formula of tanh calls
+# `tanh_backward` with it and the saved result. The formula of the product multiplies by the saved `x`. These are four
+# more operators. Step through the real recording; each frame runs one node of the captured graph.
 
 # %% tags=["fold"]
 from minicompile.ch01_graphs.fake import FakeMode
