@@ -10,8 +10,12 @@ import tempfile
 
 import pytest
 import torch
+from torch.testing._internal import common_utils
 
 import minicompile
+
+# PyTorch's database of operators looks for the unittest that asks for samples, through all of the stack and its sources, each time.
+common_utils.extract_test_fn = lambda: None
 
 
 def pytest_configure(config):
