@@ -68,6 +68,11 @@ def storage_key(t: torch.Tensor) -> int:
     return (t.meta if isinstance(t, FakeTensor) else t).untyped_storage()._cdata
 
 
+def version_of(t: torch.Tensor) -> int:
+    """How often a tensor was written. An inference tensor does not count, and is not written where gradients are recorded."""
+    return 0 if t.is_inference() else t._version
+
+
 def has_memory(t: torch.Tensor) -> bool:
     """False of what a transform (`vmap`, `grad`) has wrapped: a batch of tensors that says it is one, and the like."""
     try:

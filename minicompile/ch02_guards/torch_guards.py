@@ -191,8 +191,8 @@ def tensor_match(g, x, const):
         condition(f"{x}.is_neg() is {s.is_neg}", "negative bit", s.is_neg, lambda v: v.is_neg())
     if s.type in PLAIN_TYPES:                          # tangents of forward-mode AD may be without memory
         condition(f"{x}._is_zerotensor() is False", "zero bit", False, lambda v: v._is_zerotensor())
-    if s.is_inference:
-        condition(f"{x}.is_inference()", "inference flag", True, lambda v: False)
+    if not s.requires_grad:                            # what requires a gradient is none
+        condition(f"{x}.is_inference() is {s.is_inference}", "inference flag", s.is_inference, lambda v: v.is_inference())
     return result
 
 

@@ -14,7 +14,7 @@ import re
 import torch
 
 from .. import marks
-from ..ch01_graphs.fake import has_memory
+from ..ch01_graphs.fake import has_memory, storage_key
 from ..ch01_graphs.floats import free_names
 from ..ch02_guards.torch_guards import TensorSpec
 from ..ch02_guards.sources import CallSource, ConstantSource, DictGetSource, ItemSource, LocalSource, Source
@@ -58,6 +58,8 @@ def wrap_tensor(tx, real, source):
     value = TensorVal(node=add_input(tx, real, fake, source), fake=fake, real=real, source=source,
                       version=fake._version)
     tx.tensor_of_fake[id(fake)] = value
+    if real.is_inference() and not tx.inference:
+        tx.made_in_inference.add(storage_key(fake))
     for d, (low, high) in getattr(real, marks.DYNAMIC, {}).items():
         size = fake.shape[d]
         tx.symbols.marked.append((source, d, size))

@@ -116,6 +116,8 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
     if name in STRIDED:
         check_strided(tx, name, fakes[0], result, len(fx_args) + len(fx_kwargs) > 3 or "scatter" in name)
     changed = before != [f._version for f in fakes]
+    if tx.made_in_inference:
+        check_inference(tx, name, [f for f, version in zip(fakes, before) if f._version != version], fakes, result)
     if changed and torch.is_grad_enabled():
         for fake, version in zip(fakes, before):
             if fake._version != version:
@@ -232,6 +234,14 @@ def run_fake(tx, op, target, args, kwargs):
         first = (str(error).splitlines() or [""])[0]
         tx.failed = True
         unsupported(tx, f"{name} raised {type(error).__name__}: {first}")
+
+
+def check_inference(tx, name, written, fakes, result) -> None:
+    """What was made under `inference_mode()` is not written outside of it, nor saved for a derivative. Fakes do not know that they stand
+    for such tensors; these operations are eager's."""
+    if any(storage_key(f) in tx.made_in_inference for f in written) or any(storage_key(f) in tx.made_in_inference for f in fakes) and any(
+            isinstance(r, torch.Tensor) and r.requires_grad for r in pytree.tree_leaves(result)):
+        unsupported(tx, f"{name} of an inference tensor, outside of inference_mode()")
 
 
 def holds_tensor(result) -> bool:

@@ -87,6 +87,7 @@ class Tracer:
     memories: tuple = (-1, None)                     # the number of objects met so far, and of tensors in each memory
     lifted: dict = field(default_factory=dict)
     inference: bool = False
+    made_in_inference: set[int] = field(default_factory=set)         # the memory of inputs that were, where this is not
     region: int = 0
     made_classes: dict = field(default_factory=dict)
     class_data: set = field(default_factory=set)     # (class, name) of data in classes that is guarded by itself, where it is read

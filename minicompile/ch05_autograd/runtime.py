@@ -19,7 +19,7 @@ from typing import Any, Callable, Sequence
 import torch
 from torch import fx
 
-from ..ch01_graphs.fake import has_memory, is_lazy
+from ..ch01_graphs.fake import has_memory, is_lazy, version_of
 from ..ch01_graphs.graph import interpret
 from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout, same_strides
 from ..ch03_capture import hook
@@ -207,7 +207,7 @@ def _as_it_is(tensor):
 def check_watched(watched: list, absent: frozenset) -> None:
     """watched: (alias of an input, the version that it should be at, the tangents for which that matters)."""
     for alias, version, tangents in watched:
-        if alias._version != version and not tangents <= absent:
+        if version_of(alias) != version and not tangents <= absent:
             raise RuntimeError("one of the variables needed for gradient computation has been modified by an "
                                f"inplace operation: a tensor of shape {tuple(alias.shape)} that the compiled "
                                f"region wrote is at version {alias._version}; expected version {version}")
@@ -250,6 +250,7 @@ class Region:
         self.is_tensor = [isinstance(n.meta["val"], torch.Tensor) for n in saved]
         self.order = {i: place for place, i in enumerate(i for i, tensor in enumerate(self.is_tensor) if tensor)}
         self.shared: set[int] | None = None      # saved values with memory in common; the first call knows
+        self.inference: list[int] = []           # saved values that are inference tensors, as guards say of all calls
         self.anchored, self.again = anchored, again
         inputs = [n.meta["val"] for n in joint.gm.graph.find_nodes(op="placeholder") if "tangent" not in n.meta]
         self.inputs = None if isinstance(again, str) else Inputs(inputs, halves.saved_inputs, again.parameters, again.hold)
@@ -270,6 +271,9 @@ def run_forward(region: Region, ctx, *inputs):
     saved = [next(extra) if i is None else inputs[i] for i in region.from_inputs]
     if region.shared is None:
         region.shared = sharing_memory(saved, [*inputs, *outputs[:count]])
+        region.inference = [i for i, s in enumerate(saved) if isinstance(s, torch.Tensor) and s.is_inference()]
+    for i in region.inference:                  # autograd does not save these: in eager, it is what was made of them that is saved
+        saved[i] = saved[i].clone()
     ctx.hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
     ctx.numbers = [s for s, tensor in zip(saved, region.is_tensor) if not tensor]
     if len(region.every) > 1:
@@ -281,7 +285,7 @@ def run_forward(region: Region, ctx, *inputs):
     ctx.versions, ctx.modified = [t._version for t in tensors] if len(region.every) > 1 else None, None
     ctx.left, ctx.alive = None, region.every
     ctx.noted = region.inputs and region.inputs.note(inputs)
-    ctx.watched = [(inputs[i].detach(), inputs[i]._version + (i in joint.written), tangents)
+    ctx.watched = [(inputs[i].detach(), version_of(inputs[i]) + (i in joint.written), tangents)
                    for i, tangents in joint.watched.items()]       # `finish` writes once more
     ctx.set_materialize_grads(False)
     # The engine forbids writing to a view that was made in here. A detached alias is none, and has the

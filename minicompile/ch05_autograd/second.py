@@ -35,7 +35,7 @@ from typing import Callable, Sequence
 import torch
 from torch import fx
 
-from ..ch01_graphs.fake import fake_like, has_memory, is_lazy
+from ..ch01_graphs.fake import fake_like, has_memory, is_lazy, version_of
 from ..ch01_graphs.graph import graph_module, interpret
 from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout
 from ..ch01_graphs.trace import backward_pass
@@ -194,7 +194,7 @@ class Inputs:
 
     def note(self, inputs: Sequence) -> tuple[list, list, list]:
         return ([self.hold(inputs[i]) for i in self.others], [inputs[i] for i in self.numbers],
-                [inputs[i]._version for i in self.watched])
+                [version_of(inputs[i]) for i in self.watched])
 
     def find(self, ctx, noted, saved: Sequence, rewritten: set[int]) -> list | str:
         """The inputs, or why they cannot be had. rewritten: those that the region itself writes, and whose values do not matter."""
@@ -204,7 +204,7 @@ class Inputs:
         found |= {i: held() for i, held in zip(self.others, others)} | dict(zip(self.numbers, numbers))
         if any(found[i] is None for i in self.watched):
             return "one of its inputs is not alive any more"
-        if any(found[i]._version != version for i, version in zip(self.watched, versions) if i not in rewritten):
+        if any(version_of(found[i]) != version for i, version in zip(self.watched, versions) if i not in rewritten):
             return "one of its inputs was modified in place since"
         return [found[i].clone() if i in rewritten else found[i] for i in range(self.count)]
 
