@@ -574,7 +574,9 @@ for guard in with_symbols.guards:
 # %% [markdown]
 # Both symbols stand for numbers *above 1*. A size of 0 or 1 gets a version of its own, because such a size has
 # other consequences: a dimension of size 1 is broadcast, and an empty tensor has no maximum ([chapter
-# 1](chapter:01)). With integers it is the same, and one of 2**31 or more stays a constant as well.
+# 1](chapter:01)). An integer of 0 or 1 gets a version of its own, too, and so does one of 2**31 or more. What they
+# teach is not the same. An integer that was 1 and is 5 has varied, and is a symbol from then on. A size that was 1 and is 5
+# may be two cases of broadcasting, so 5 is a version of its own, and only the next size makes it a symbol.
 #
 # `True` is not 4: a bool is another type, and the function may ask `type(n)`. Every version costs time at
 # each miss, so there is a limit of eight, as in torch.compile. Beyond it calls that fit nothing run

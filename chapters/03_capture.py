@@ -581,7 +581,9 @@ Walk("Writes to a list, a dictionary and an object", frames)
 # `totals["calls"]` is 0. At the next call it is 1, and the guard fails. Numbers that change with every call would
 # mean a version for every call. So such a number soon becomes an input of the function, and its third version serves
 # all later calls ([chapter 2](chapter:02)). The list has no such guard. An append does not look at what is in the
-# list, so it needs no guard about the contents or the length; `len(log)` would ask for the length, and get one.
+# list, so a function that only appends has no guard about the contents or the length. Here `pop` does look, as `len(log)`
+# would, and so a guard says that the list has two items. (A length never becomes an input. The trace has a description for
+# each item, so another length is another trace.)
 # Nobody asked what its first item is, and the statement is right whatever it is: that item was *not looked at* before
 # and after. That is why items are compared by identity, and never by asking whether they are equal:
 #

@@ -412,7 +412,9 @@ print(print_graph(decompose(both)))
 #
 # ## Where to stop
 #
-# Why 150 primitives, and not 50? Addition can be written with subtraction, `tanh` with `exp`, and a matrix product
+# What is a primitive, then, and what is not? `sigmoid`, `exp` and `rsqrt` are; a mean is not, being a sum and a
+# division, nor are `silu`, `mse_loss` and `softmax`. Why 150 primitives, and not 50? Addition can be written with
+# subtraction, `tanh` with `exp`, and a matrix product
 # as a multiplication and a sum. Fewer primitives would make the later stages smaller. Two forces stop it. The first
 # is precision:
 

@@ -268,8 +268,9 @@ print("result:", seen.result.tolist())
 #
 # [`Lazy`](ref:minicompile.ch07_loops.lazy.Lazy) is the class from the beginning of this page, with a dtype,
 # strides, and a record of what it reads. That record is what the decision needs which stopped the doubling. A
-# value with one reader is never kept: it becomes a part of its reader. With several readers it is a question
-# of bytes:
+# value with one reader becomes a part of its reader, unless that reader would compute it many times: `x + torch.log(y)`
+# with a column `y` asks for each logarithm once per element of its row, so on a CPU the column of logarithms is kept. With
+# several readers it is a question of bytes:
 #
 # %show minicompile.ch07_loops.lazy.worth_keeping
 #

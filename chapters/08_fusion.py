@@ -480,7 +480,10 @@ for d in watch(neighbours, torch.randn(65, 64), dynamic=False).half()["schedule"
 #
 # `try_fuse` asks a dozen questions about a pair, from cheap to expensive, and the first *no* ends it. Every
 # exit leaves a `Decision` with a reason, so that "why are these not fused?" has an answer. First come the
-# limits: a kernel with too many arguments or values has too few registers.
+# limits: a kernel with too many arguments or values has too few registers. Two loops that are far apart in the program,
+# of which neither feeds the other, would only make what they read and write live longer. And if what both read is less than a
+# fifth of what the smaller one moves, there is too little in common to give up two simple kernels for. A last limit is for
+# GPUs: a reduction with few results runs on few processors, and a loop over all its elements must not be tied to it.
 #
 # %show minicompile.ch08_fusion.legality.refusal "if a.device" to "return "the kernel would have too many"
 #
@@ -631,7 +634,8 @@ for d in watch(centred_then_changed, torch.randn(8, 64), dynamic=False).half()["
 #
 # %show minicompile.ch08_fusion.fuse.fuse_groups "for i, j in sorted(scored" to "if not fused"
 #
-# The highest score comes first, and equal scores come in the order of their distance, nearest neighbours first. A pair
+# The highest score comes first, and equal scores come in the order of their distance, nearest neighbours first. Pairs of no
+# score are tried last, and are fused only as parts of one result: two operands of a `cat`, say, or two loops fed by one. A pair
 # that was refused is asked again only if one of the two has grown since; that is what `version` is for.
 #
 # Below is a layer norm with its GELU and the sum that a bias gradient would be, as the scheduler goes through
@@ -889,7 +893,8 @@ print("takes over memory:", ", ".join(f"{new} of {old}" for step in back["schedu
 # ## Lists of tensors
 #
 # Fusion counts bytes that two loops share. The loops of an optimizer share none: each updates a parameter of its own.
-# They are many, mostly short, and equal up to their sizes, so a launch for each costs more than it does. Here is an
+# They are many, mostly short, and equal up to their sizes, so a launch for each costs more than it does. From four such
+# loops on, they become one *list*, which is launched once (a table costs as much as three launches). Here is an
 # update with momentum, of six parameters, as loops that fusion leaves apart:
 
 # %%

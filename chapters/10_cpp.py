@@ -293,7 +293,9 @@ print(tidy(seen.half()["compiled"].sources[0].code))
 # loop. (Without the clause it must not, since floating-point additions in another order round to another result.)
 # `part` starts at zero for each chunk of 1024 numbers, so no lane of it ever adds up more than 64. The chunks go
 # into `acc`, which is a double. Around that is the loop over rows. Rows have nothing to do with each other, so
-# threads share them. The same frame serves every reduction that OpenMP knows: a product, a maximum, an "any".
+# threads share them, if there is enough to do: below 32,768 elements (fewer where each is expensive) starting threads costs
+# more than they save, and the pragma is left out. The same loops serve every reduction that OpenMP knows: a product, a
+# maximum, an "any". Only the sum's `acc` is a double.
 #
 # ## Rows and columns
 #

@@ -923,7 +923,8 @@ for g in seen_step.captured[-1].guards:
 #   program has not looked at the state before, and it is taken back if the step is not taken after all. The momentum of
 #   SGD is the gradient itself in the first step, and `momentum * buffer + gradient` later. If the buffer is made of
 #   `-0.0`, the second formula gives the first one, to the last bit.
-# - The learning rate will vary, so it is a symbol from the beginning.
+# - The learning rate will vary, so it is a symbol from the beginning. (Weight decay and betas seldom do. They are guarded by
+#   their values until one changes, which makes a second version, with a symbol.)
 # - `scheduler.step()` is mostly the last thing that a step does. Then it need not be interpreted, since nothing is left
 #   that could notice it. The end of the compiled function calls it.
 #
@@ -1014,7 +1015,7 @@ print(f"eager without the cache, from eager: {(tied.w.grad - cached).abs().max()
 #
 # Twenty parameters are updated, all in the same way. Fusion ([chapter 8](chapter:08)) joins loops that share memory, and
 # these share none. So the update would be twenty kernels, many of them over 64 or 256 elements. A launch on a GPU costs as
-# much time as moving several megabytes; these move a kilobyte.
+# much time as moving several megabytes; these move a kilobyte. (Three or fewer stay what they are.)
 #
 # What they have in common is their code. So launch the code once, for all of them. The work is divided into blocks, as
 # always, and a *table* says at which block each tensor begins. A block looks up to which tensor it belongs, and where in it

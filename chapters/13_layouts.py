@@ -133,7 +133,8 @@ drawing(
 #
 # %show minicompile.ch13_tuning.layouts.convolutions_to_channels_last "for node in convolutions" to "node.update_arg"
 #
-# It is applied on GPUs only, and not to a graph whose convolutions all read images of few channels (`reads_many_channels`). This
+# It is applied on GPUs only, and not to a graph whose convolutions all read images of less than eight channels
+# (`reads_many_channels`): those would not fill the 16 bytes that a tensor core takes at a time. This
 # page is built without a GPU, so the cell below captures the network and pretends:
 # while the pass runs, each fake of the graph has the device `cuda`, which is all that the pass asks about. The second pass
 # that it calls, `keep_layouts`, is the one that turns the result back; it comes further down.
@@ -162,7 +163,8 @@ def turned(function, *inputs):
 turned(net, x)
 
 # %% [markdown]
-# The weights are turned around as well. In training this costs one small copy for each step, since the optimizer
+# The weights are turned around as well, but for those of 1 by 1, whose elements are in the same place in both orders. In training
+# this costs one small copy for each step, since the optimizer
 # has changed them; the kernel that makes the copy is one of ours, and fuses with what makes the operand, if that is
 # ours too.
 #

@@ -169,7 +169,7 @@ def item(tx: Tracer, self: TensorVal) -> AbstractValue:
     if type(known) is not SymVal:
         known = counter(tx, self.source, self.real.item(), EXACT if added else None)
         if known is None:
-            unsupported(tx, "a counter that is not a whole number")
+            unsupported(tx, "a counter that is not a whole number below 2**24")
         if added:
             known = emit_float(tx, "add", [known, Const(value=added)])
         self.number = known, version
