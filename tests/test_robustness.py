@@ -19,6 +19,7 @@ import weakref
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 import minicompile
 from minicompile import driver, frames, logs
@@ -1212,3 +1213,25 @@ def test_a_signal_handler_that_calls_compiled_code_while_it_is_compiled():
         minicompile.logs.watchers.remove(watch)
     torch.testing.assert_close(inside, [(torch.ones(3).sin() + 1, torch.ones(4).cos() * 2)])
     assert made.count("entry") == 1
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_program_on_the_cpu_does_not_start_cuda(mode, monkeypatch):
+    """On a machine with a GPU: `torch.utils.checkpoint` refuses a forward pass that starts CUDA, and forked processes inherit it."""
+    started = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: started.append("".join(traceback.format_stack(limit=6))))
+
+    def f(x, w):
+        return torch.utils.checkpoint.checkpoint(lambda x: torch.nn.functional.dropout((x @ w).relu(), 0.5), x, use_reentrant=False).sum(0)
+
+    x, w = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8)
+    torch.manual_seed(1)
+    expected = f(x, w)
+    compiled = minicompile.compile(f, mode=mode, fullgraph=True)
+    torch.manual_seed(1)
+    actual = compiled(x, w)
+    actual.sum().backward()
+    torch.testing.assert_close(actual, expected)
+    assert not started, started[0]

@@ -840,6 +840,7 @@ def _program(w: Writer, device: str) -> str:
         if line is None or line == "undo":
             if line == "undo":
                 replay(w, maker, made, arguments, B)
+                w.names = [n for n in w.names if n in w.env]
             continue
         w.lines.append(line)
         name = line.partition(" = ")[0]
