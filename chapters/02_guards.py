@@ -247,7 +247,7 @@ Walk("Guards, as they are learnt", learning(gated, torch.randn(4, 4), torch.rand
 # reference, and "it is still the same object" includes that there still is one. Below, a global function is
 # compiled into a graph, and then replaced by another one:
 
-# %%
+# %% tags=["unheard"]
 import gc
 import weakref
 

@@ -536,8 +536,8 @@ Walk("A resume function is built", building(training_loss.__code__, point))
 # The variable would keep its value until the function returns. On the original's stack the value lived only until it was
 # used. If it is a large tensor, that is a difference in memory.
 #
-# And the value would get a guard. The resume function is captured, too, and capture makes a guard for each variable
-# that the program loads. But a value that only goes back to its place has not been used yet. A loop's iterator, for
+# And the value would get a guard. The resume function is captured, too, and a variable that is loaded counts as used.
+# But a value that only goes back to its place has not been used yet. A loop's iterator, for
 # example, is another object at each call, and the loop's body does not depend on it. So capture treats these two
 # instructions as a mere move. A guard is made when the program does something with the value.
 #

@@ -230,7 +230,7 @@ row_of_boxes(
 )
 
 # %% [markdown]
-# For x = -4, `1 + erf(...)` is a difference of two numbers near 1, and with eight bits it
+# For x = -4, `erf(...)` is so near to -1 that `1 + erf(...)` is a difference of two nearly equal numbers, and with eight bits it
 # is 0. A model that is trained with such a rule has another loss curve, and nobody finds out why.
 #
 # So a rule can say that it computes in float32 as eager's kernel does, `float32=True`:
@@ -380,7 +380,7 @@ for name, x in samples.items():
 # The rule reads y and not x. It was the author of the derivative formula in PyTorch who chose what forward keeps,
 # and here it is the result. Does the compiler have to keep the same? No: the rule's operators are now ordinary
 # nodes of the joint graph, and so are those of the softmax in forward. The partitioner of chapter 5 sees both, and
-# may compute y again from x, or keep the row sums and nothing else. This is one more reason to decompose *before*
+# may compute y again from x and the two numbers of each row, its maximum and its sum. This is one more reason to decompose *before*
 # the graph is cut.
 #
 # Another one is that forward and backward share work:

@@ -110,7 +110,7 @@ bars(
 # %% [markdown]
 # The copy does no arithmetic: it is the time of reading and writing the tensor once. The fused kernel does
 # ten operations for each element and is nearer to the copy than to eager, because the processor computes
-# while it waits for memory. Eager PyTorch waits ten times. On a GPU arithmetic is cheaper still, compared
+# while it waits for memory. Eager PyTorch goes through the tensor ten times. On a GPU arithmetic is cheaper still, compared
 # with memory.
 #
 # That was kind to eager: it wrote into memory that was there already. An ordinary chain allocates a tensor
@@ -168,9 +168,9 @@ print(
 )
 
 # %% [markdown]
-# It misses what a look at the data shows. The sum reads the same `x` as the pointwise loop, and can read it
-# in the same pass, but it has another number of result elements, and a library call may stand between two
-# loops that have nothing to do with it.
+# This rule misses what a look at the data shows. The sum reads the same `x` as the pointwise loop, and both could read it
+# in one pass; but the sum has fewer results, so the rule keeps them apart. It also separates two loops between which a
+# library call stands that neither of them has to do with.
 #
 # Worse, it can be wrong. Loops of one size are not always loops over the same elements:
 
@@ -814,8 +814,8 @@ timeline(
 )
 
 # %% [markdown]
-# A new buffer can take over the memory of a dead one of the same size. Or it can take the memory of one that
-# dies *in this very step*, if the kernel reads each element before it writes it. The frames show the backward
+# A new buffer can take over the memory of one that dies *in this very step*, if the kernel reads each element before it
+# writes it. That is tried first. If there is none, it can take over the memory of a dead one of the same size. The frames show the backward
 # pass of the block, step by step: what is allocated, what is taken over, what is freed, and how much is
 # alive.
 

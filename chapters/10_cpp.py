@@ -224,7 +224,7 @@ for words, code in (("as generated", column.code), ("with the branch", branch)):
 #
 # ## Rounding
 #
-# A second trap. `-ffast-math` would vectorise nearly anything, and assumes that NaN and infinity do not
+# There is a trap in the flags, too. `-ffast-math` would vectorise nearly anything, and assumes that NaN and infinity do not
 # exist. The flags in use:
 
 # %%
@@ -291,7 +291,7 @@ print(tidy(seen.half()["compiled"].sources[0].code))
 # Read it from the inside. The loop over `lane` has the clause `reduction(+:part)`. It says that `part` is a sum
 # whose order does not matter, so the compiler may give each lane a `part` of its own and add these up behind the
 # loop. (Without the clause it must not, since floating-point additions in another order round to another result.)
-# `part` starts at zero for each chunk of 1024 numbers, so no lane of it ever adds up more than 64. The chunks go
+# `part` starts at zero for each chunk of 1024 numbers, so each of its 16 lanes adds up 64 of them. The chunks go
 # into `acc`, which is a double. Around that is the loop over rows. Rows have nothing to do with each other, so
 # threads share them, if there is enough to do: below 32,768 elements (fewer where each is expensive) starting threads costs
 # more than they save, and the pragma is left out. The same loops serve every reduction that OpenMP knows: a product, a

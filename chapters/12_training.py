@@ -685,7 +685,7 @@ head(seen_step.captured[-1].before, 3)
 # which the line reaches it; the model, where it also lies, was not looked at yet.
 #
 # It has to be done with care: only where the program itself replaced the gradient, and only if nothing reads it. A
-# program that prints the norm of the old gradient first keeps it until then. To decide this is
+# program that prints the norm of the old gradient first keeps the gradient until it has printed. To decide this is
 # [another exercise](exercise:forget-gradients). A backend that looks around while the graph runs shows the effect:
 
 
@@ -1206,7 +1206,7 @@ Table(["", "loops and library calls", "launches", "pieces of code for g++"], [(n
 # before the formula was written down once for all parameters of equal form
 # ([`each`](ref:minicompile.ch06_decompositions.rules.foreach_optimizers.each)), `fused` took longest. What is long comes behind, where each
 # parameter has its loops. There it helps to have fewer of them, and to give each less to do. The new parameter is made of the old
-# moments; stored before the new ones, it needs no loop that keeps it until then
+# moments. So it is stored before these are overwritten, and no loop has to keep a copy of them
 # ([`readers_first`](ref:minicompile.ch07_loops.lower.readers_first)). Which memory a buffer is, the planner looks up in one table
 # and not in each of its walks. And a function that the interpreted loop reads 148 times by the same name is looked up and guarded
 # once ([`read_once`](ref:minicompile.ch03_capture.tracer.read_once)).

@@ -118,7 +118,8 @@ def run_page(path: pathlib.Path, root: pathlib.Path = ROOT, only_recorded: bool 
         for cell in found:
             if cell.kind == "code":
                 recorded = "gpu-result" in cell.tags and not measurements(cell) and only_recorded
-                results.append(None if recorded else run_cell(cell, module.__dict__, shown))
+                with explorers.unheard() if "unheard" in cell.tags else contextlib.nullcontext():
+                    results.append(None if recorded else run_cell(cell, module.__dict__, shown))
                 for call in (tag.partition(":")[2] for tag in cell.tags if tag.startswith("explore:")):
                     asked[len(results) - 1] = explorers.graph_of(compiled, call, module.__dict__)
     return explorers.listings(compiled, results, path.stem, asked) if only_recorded else results

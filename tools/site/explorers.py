@@ -161,6 +161,17 @@ def listening():
         yield found
 
 
+@contextlib.contextmanager
+def unheard():
+    """Nobody listens meanwhile: what a page says of things that go away must not be wrong because an explanation keeps them."""
+    from minicompile import logs
+    watchers, logs.watchers[:] = logs.watchers[:], []
+    try:
+        yield
+    finally:
+        logs.watchers[:] = watchers
+
+
 def graph_of(found, call: str, namespace: dict):
     """The captured graph of a call such as `f(x, w)`, compiled for this: of a listing that a chapter has made with one stage alone."""
     import torch
