@@ -111,8 +111,8 @@ print(inspect.getsource(tiny.Fake))
 # rest of PyTorch it is a tensor on that device, and autograd will differentiate through it. When a kernel would
 # have to run, PyTorch finds no memory, and calls `__torch_dispatch__` in its place. In tiny nobody may use a fake
 # unless somebody records, so this raises. `__torch_function__` is another hook, which PyTorch calls much earlier,
-# at the call of the Python function. Its ordinary form would make each result a tensor of the same class once more;
-# tiny makes its results itself, and switches the hook off.
+# at the call of the Python function. The form of it that every subclass inherits turns each result into a tensor of
+# the subclass. tiny makes its results itself, so it switches this hook off.
 #
 # The attribute `node` belongs to the second half of the chapter's task, to write the program down.
 #
@@ -140,9 +140,9 @@ row_of_boxes(
 # PyTorch lets a Python object stand at the lower end, in front of all kernels: a `TorchDispatchMode`. While it is
 # active, each call that reaches the bottom is handed to it. What arrives there is simpler than what the program
 # wrote. An operator that is only a composition of others, as `linear` is, has no kernel of its own at any layer.
-# What the dispatcher finds for it is a function that calls those others, and these go down in its place, the first
-# one from the top. If autocast is on, its casts have become calls of their own. And autograd has already noted
-# whatever it needs.
+# What the dispatcher finds for it is a function that calls those others. Each of these calls goes down through the
+# layers on its own, and `linear` itself never arrives at the bottom. If autocast is on, its casts have become calls of
+# their own. And autograd has already noted whatever it needs.
 #
 # A mode that writes down each call that it gets is the whole of *tracing*. Here is what tiny's mode does with a call:
 
@@ -153,9 +153,12 @@ print(inspect.getsource(tiny.recorded))
 print(inspect.getsource(tiny.on_meta))
 
 # %% [markdown]
-# An operator that writes into a tensor is nothing for tiny, which gives up its recording. Otherwise
+# tiny cannot handle an operator that writes into a tensor. It raises a `Break`, and the recording ends. Otherwise
 # `as_meta` replaces each fake among the arguments by its meta tensor, and `op` runs on those: that is the call
-# of the meta kernel. `note` makes a node with the same operator, whose arguments are nodes where the call had
+# of the meta kernel. (`tree_map` and `tree_leaves` also find what lies in lists, tuples and dictionaries.) The result is
+# on the device that the call names, or else on that of the operand with the most dimensions: PyTorch lets a CPU tensor
+# without dimensions be combined with tensors on a GPU, and the result is on the GPU.
+# `note` makes a node with the same operator, whose arguments are nodes where the call had
 # fakes (`as_node`) and constants where it had constants. `wrap` makes a fake of the result, which remembers the
 # node. So when this fake becomes an argument of the next call, the next node will refer to this one. An
 # operator with several results gets one more node for each of them, which picks it out.
@@ -326,7 +329,13 @@ in_all(lambda x: torch.softmax(x, 0), torch.arange(4))
 # Some of these rules are written down in `refusals.py`, such as the one for products. For all others, the kernel is
 # asked. The operator runs once on small tensors full of zeros that have the dtypes and strides of the fakes, and
 # if the kernel refuses, so does the fake. The answer is remembered for the operator and its dtypes, so the
-# question is asked once:
+# question is asked once.
+#
+# In the lines below, `key` is the operator with all that a refusal can depend on, such as the dtypes. `shared` says that
+# the operator writes and that elements of its operands lie in the same memory; such a call is asked every time. A
+# `form` is the sizes, strides and offset of one fake, and `length_of` says how many elements of memory it takes. If the
+# small copies would need more than `TRIED_BYTES`, one MiB, the kernel is not asked, and the call is accepted. `flat` and
+# `spec` are the arguments as a flat list, and the way in which they were nested:
 #
 # %show minicompile.ch01_graphs.refusals.check_with_kernel "if not shared and key in _ACCEPTED" to "_ACCEPTED.add"
 #
@@ -359,7 +368,10 @@ in_all(filtered, image, torch.randn(3, 3, 1, 1), say=strides_of)
 #
 # So the answer of a meta kernel is corrected, for the few operators for which it has to be. The corrections are
 # registered in tables. A convolution has the order of its operands, most pointwise operators borrow the answer of
-# `add`, whose meta kernel is exact, and for a Fourier transform the kernel is asked:
+# `add`, whose meta kernel is exact, and for a Fourier transform the kernel is asked. In the code, `WITH_NUMBER` are the
+# operators of a tensor and a number, whose strides differ only where a dimension has size 1. `_any_broadcasts` asks
+# whether an operand was expanded. The kernel of `x[indices]` runs over the shape of its result like a pointwise one, and
+# `_index_operands` makes the operands that it would have as such:
 #
 # %show minicompile.ch01_graphs.corrections.true_form
 #
@@ -385,9 +397,11 @@ in_all(lambda x: x.nonzero(), torch.randn(4))
 # also see operators that nobody has written, when autograd computes gradients. There is no line of user code under
 # them. However, autograd keeps a node of its own for each forward operation, its *grad_fn*, and PyTorch says which
 # `grad_fn` is at work. So after each forward operation the recorder goes through the new `grad_fn`s and notes the
-# provenance of the operation beside each. There may be several, since a call like `linear` is differentiated in the
-# parts into which it has come. They form a chain that leads back to the inputs, so the recorder walks along it
-# until it meets one that it knows. When a backward operator arrives, it looks there:
+# provenance of the operation beside each. One operation may have several, since a call like `linear` consists of other
+# operators, and autograd makes a `grad_fn` for each of those. They form a chain that leads back to the inputs, so the
+# recorder walks along it until it meets one that it knows. When a backward operator arrives, it looks there. (A few
+# operators have a gradient in PyTorch that is computed differently on fakes than on a CPU. They are in
+# `DERIVED_OTHERWISE`, and a hook on their `grad_fn` replaces that gradient.)
 #
 # %show minicompile.ch01_graphs.trace.Recorder.remember_grad_fns
 #
@@ -414,6 +428,7 @@ Table(["node", "made from", "the user's line"], [(n.name, *n.meta["origins"], n.
                                              for n in recorder.graph.nodes if n.op != "placeholder"])
 
 # %% [markdown]
+# `watch` has compiled `slope` only to get its graph, which is `captured`; [chapter 3](chapter:03) says how that is made.
 # `run_recorded` is the loop of `interpret` under a recorder, with each node's provenance set before it is called.
 # The last five rows are the backward pass. The product that computes the gradient of `w` comes from the line
 # that multiplied by `w`.
@@ -422,9 +437,11 @@ Table(["node", "made from", "the user's line"], [(n.name, *n.meta["origins"], n.
 #
 # One function does the work of a fake operator. It refuses what depends on data, replaces fakes by meta tensors,
 # checks, runs the meta kernel, corrects strides, and wraps the result. (It is called for what has not been asked
-# before: programs repeat themselves, and so a fake result is mostly made from a recipe.) An operator that writes in place has to
-# return the very object that it was given, because Python programs compare identities. So `wrap` first looks
-# whether the meta tensor belongs to a fake that was written:
+# before. Programs repeat themselves, so the answer to a question is kept as a *recipe*: the shape, strides, dtype and
+# device of the result. When the same operator is asked for operands of the same form, a fake is made from the recipe.)
+# An operator that writes in place has to return the very object that it was given, because Python programs compare
+# identities. So `wrap` first looks whether the meta tensor belongs to a fake that was written. `with_small_sizes` is for
+# sizes that have a name and no value, which come below: one that is 0 or 1 at present becomes a number.
 #
 # %show minicompile.ch01_graphs.operators.ask "def wrap" to "return pytree"
 #
@@ -481,7 +498,9 @@ print("after a run:  ", *state)
 # %% [markdown]
 # While the graph was recorded the statistics were fakes, so nothing happened to the real ones. The writes are *in the
 # graph*: `add_` counts, and `native_batch_norm` gets `mean` and `var` and writes to them. They happen when the graph
-# runs, once in each run, as in eager. ([Chapter 5](chapter:05) turns such writes into values, so that later stages
+# runs, once in each run, as in eager. The empty tensor of bytes between the two is made by PyTorch's own code for
+# `batch_norm`. Some GPU kernels keep something in such a tensor for the backward pass; here nobody reads it.
+# ([Chapter 5](chapter:05) turns such writes into values, so that later stages
 # need not know about them.)
 #
 # ### What it costs
@@ -598,7 +617,8 @@ for text in dict.fromkeys(g.text() for g in env.guards):
 # broadcasts if one of the sizes is 1, works if they are equal, and is an error otherwise. And each guard costs
 # generality. This graph is for two batches of equal size, larger than 4.
 #
-# The function that answers has three steps:
+# The function that answers has three steps. The *hint* of a symbol is its value in the present call, here 8, and the
+# hint of an expression is computed from those of its symbols:
 #
 # %show minicompile.ch01_graphs.shapes.ShapeEnv.decide
 #
@@ -609,14 +629,17 @@ for text in dict.fromkeys(g.text() for g in env.guards):
 #
 # A dimension of size 1 broadcasts, and a tensor with a dimension of size 0 is empty, so nearly every operator asks
 # about these two. With the bound the answers are known. Is `s0 == 1`? The difference `s0 - 1` is at least 1, so it
-# is never 0, and the answer is no for all sizes. No guard is needed. The lines below are those for equality. For
-# `<` it is simpler still: the difference is bounded from both sides, and if it lies on one side of zero, the answer
+# is never 0, and the answer is no for all sizes. No guard is needed. `bounds` computes from the bounds of the symbols
+# between which two numbers an expression lies, with None where there is no end. The lines below are those for equality.
+# For `<` it is simpler still: the difference is bounded from both sides, and if it lies on one side of zero, the answer
 # is known:
 #
 # %show minicompile.ch01_graphs.shapes._prove "low, high = bounds" to "return op"
 #
-# If there is no proof, the *hint* decides. That is the value of the symbol in the present call. Now the answer is
-# true of this call only, so the guard is recorded. Here is a program, and what each of its questions met:
+# If there is no proof, the hint decides. Now the answer is true of this call only, so the guard is recorded. A guard
+# that is recorded already is not recorded twice. `decide` does not look at the earlier guards, though: `s0 == s1` and
+# `s1 == s0` are two guards, since they are compared as they are written.
+# Here is a program, and what each of its questions met:
 
 
 # %%
@@ -668,7 +691,8 @@ asked(questions, 8, 12)
 #
 # Two facts are enough. The first: a multiple of the divisor leaves the division, `(64*i0 + i1) // 64 = i0 + i1 //
 # 64`. That holds for all integers. The second: what is left is 0 if it lies between 0 and 63. A loop variable knows
-# its range, so that can be checked. The code is these two facts in this order:
+# its range, so that can be checked. (What stays a division is shortened like a fraction: `6*s0 // 4` becomes
+# `3*s0 // 2`.) The code is these two facts in this order:
 #
 # %show minicompile.ch01_graphs.symbolic.floordiv "quotient, rest" to "return quotient"
 #
@@ -791,7 +815,7 @@ Table(["sizes", "time for each node"],
       [(sizes, f"{1e6 * best_time(f, run, given, repeat=5) / calls:,.0f} us") for sizes, (f, given) in recordings.items()])
 
 # %% [markdown]
-# A name is dear. The meta kernels that are written in C++ know numbers only, so PyTorch's versions in Python run in
+# A name is expensive. The meta kernels that are written in C++ know numbers only, so PyTorch's versions in Python run in
 # their place, and whatever these compute with a size is a call of a method of our node. And no answer is kept as a
 # recipe, since an answer may come with a guard. So the compiler begins with numbers, and gives a name to a size that has
 # been seen to vary ([chapter 2](chapter:02)).

@@ -101,7 +101,9 @@ text = list(small.entries.values())[0][0].text
 print(text[: text.index("    def body")])
 
 # %% [markdown]
-# By hand: `v0` is the function that was called, and the guard says that it has the same code. `k1` is the
+# By hand: the check gets `frames`, the calls that are being executed ([chapter 3](chapter:03)), here only one. A frame
+# has the local variables of the call, and its stack, which holds the values that an expression has computed so far.
+# `v0` is the function that was called, and the guard says that it has the same code. `k1` is the
 # dictionary of the global variables; objects which text cannot spell have such names. `v1` is what is found there
 # under the name `F`, and it has to be the very same module. `v2` is the argument. It is compared by a description
 # of its shape, strides, dtype, device, and whether it requires a gradient. `v3` is `config`, and the lines after it
@@ -194,6 +196,13 @@ Table(["kind", "source", "in words"], [(f.guard.kind, f.guard.source or "", f) f
 # is longer than `==`, because `True == 1`, `0.0 == -0.0` and `nan != nan`, and for each of these a program can be
 # written whose graph depends on the difference. ([`same_constant`](exercise:same-constant) is an exercise.)
 #
+# In the code, `x` is the text that reads the thing, and `g.expected` is what the guard expects. A `Condition` is a text
+# that has to be true, and a function, `why`, which says in words what is different if it is not. `const(e)` makes a
+# name for an object that text cannot spell, and `name_of` does the same if the object is held weakly; `strongly` gets
+# such an object back. The line with `@guard` registers the function under the name of the kind. It adds three
+# functions: one says the guard in words (`said_of_constant`), one keeps what is expected without keeping it alive
+# (`held`), and one, which becomes the field `looks` of the kind, is used by the memo of the section "Not looking twice".
+#
 # %show minicompile.ch02_guards.guards.constant_match
 #
 # ### How they are learnt
@@ -275,8 +284,8 @@ print("after: ", compiled(torch.ones(1)).item())
 # an equal function anew, from the same `lambda` with the same factor, the graph would still be right. Programs do
 # that all the time, with functions inside of functions. So for a function the guard does not ask for the very
 # object. It asks for the same code, and for what was read from the function: its closure, its defaults. Each of
-# these has a guard of its own. The rule behind both forms is one: a guard should be as weak as it can be while it
-# still implies that the trace would go the same way ([exercise](exercise:function-guard)).
+# these has a guard of its own. One rule is behind both, the weak reference and the weak question: a guard should be as
+# weak as it can be while it still implies that the trace would go the same way ([exercise](exercise:function-guard)).
 #
 # ### Two names for one thing
 #
@@ -356,7 +365,8 @@ print(f"tiny: {len(lines_of_check)} lines of check, {tiny_time * 1e6:.1f} us")
 # In the text, `__F` is the function and `__G` are its globals. `__K`, `__s0` and `__g0` stand for objects that the
 # guards compare with; what is held weakly, such as `__g0`, is called to get the object. `__hooks0` and its like are
 # the dictionaries of hooks that PyTorch keeps for all modules at once, which have to be empty. `raise __Miss` ends
-# the check: this version does not fit, and the last line asks the next one. Otherwise the inputs of the graph are
+# the check: this version does not fit, and the last line asks the next one. Any other exception does the same, since
+# something that cannot be read any more is not what it was. Otherwise the inputs of the graph are
 # returned, `x` and what `__stable` has read on its way, the parameters.
 
 # %%
@@ -499,14 +509,16 @@ drawing(
 # Not every guard can be left to the memo. It can vouch for a fact if nobody can change the fact without writing
 # a dictionary or a class: that an entry of a dictionary is a certain object is such a fact. What a list contains is
 # not, since a list has no number. But it takes little to compare the addresses in it at every call, and there is a second memo for
-# what is reached through lists and the like. It is another one because a program makes lists more often than modules, and
-# a memo whose beginning is a new object in each call never answers. Each kind of guard says in one of its fields what
+# what is reached through lists and the like. Why a second one? A program often makes a new list for each call, and rarely
+# a new module. A memo that begins at an object which is new in each call never answers, so a list in the first memo
+# would keep it from answering for the modules. The field `looks` of each kind of guard says what
 # a memo would have to look at. What none can look at, such as the cell of a closure, the guard itself compares.
 #
 # The numbers are no part of the language, and releases of CPython treat them differently. In 3.11 a number changes
 # with every write. Since 3.12 its lowest bits say who *watches* the dictionary, so it changes without a write, too.
 # In 3.13 an object keeps its attributes in itself, and its `__dict__` is a view of them, whose number stays the
-# same when an attribute is written. Before it trusts such a dictionary, the memo makes the attributes move into it.
+# same when an attribute is written. So before the memo trusts such a dictionary, it makes CPython move the attributes
+# from the object into the dictionary, by giving the object another dictionary for a moment.
 #
 # Tensors need something else. `parameter.data = other` changes no dictionary. So the memo looks at each parameter's
 # metadata, in C, at every call, which is most of what is left of its time.
@@ -535,8 +547,8 @@ lines(
 # %% [markdown] tags=["page"]
 # ## When a guard fails
 #
-# A compiled function may have several *versions*, each with its guards. The call goes to the next compiled version,
-# if there is one, and finally to the compiler. It says why:
+# A compiled function may have several *versions*, each with its guards. If a guard of one version fails, the call goes to
+# the next version, if there is one, and finally to the compiler. The compiler says which guard has failed:
 
 # %%
 minicompile.reset()
@@ -560,9 +572,9 @@ with watching() as seen:
 
 # %% [markdown]
 # The second batch size taught the compiler that this size varies. The version made then has a symbol for it
-# ([chapter 1](chapter:01)), so the batch sizes 10 and 11 need no version of their own: what is compiled in the fourth
-# call is because of `n`, with which the same happened. The newest version is the first of the entries, that for
-# `True`. What is left of the checks of `x` and `n` in the one behind it, which has symbols for both:
+# ([chapter 1](chapter:01)), so the batch sizes 10 and 11 need no version of their own. The fourth call is compiled
+# because of `n`: it was 2 and is 3 now, so it becomes a symbol as well. The newest version is the first of the entries,
+# that for `True`. The one behind it has symbols for both. Here is what its guards still ask about `x` and `n`:
 
 # %%
 
@@ -574,8 +586,10 @@ for guard in with_symbols.guards:
 # %% [markdown]
 # Both symbols stand for numbers *above 1*. A size of 0 or 1 gets a version of its own, because such a size has
 # other consequences: a dimension of size 1 is broadcast, and an empty tensor has no maximum ([chapter
-# 1](chapter:01)). An integer of 0 or 1 gets a version of its own, too, and so does one of 2**31 or more. What they
-# teach is not the same. An integer that was 1 and is 5 has varied, and is a symbol from then on. A size that was 1 and is 5
+# 1](chapter:01)). An integer of -1, 0 or 1 gets a version of its own, too, and so does one of 2**31 or more. (A negative
+# integer below -1 can be an input as well, but as minus a symbol, so it never shares a version with positive ones.) What
+# sizes and integers teach is not the same.
+# An integer that was 1 and is 5 has varied, and is a symbol from then on. A size that was 1 and is 5
 # may be two cases of broadcasting, so 5 is a version of its own, and only the next size makes it a symbol.
 #
 # `True` is not 4: a bool is another type, and the function may ask `type(n)`. Every version costs time at
@@ -660,10 +674,12 @@ print("because", seen.recompiles[-1]["why"].split("  #")[0])
 # %% [markdown]
 # ## What torch.compile does differently
 #
-# Its guards are a tree of C++ objects (guard managers), one node for each access path, with dictionary
-# version tags as shortcuts, which is the idea of our memo. Ours are Python text, in which CPython's
-# specialising interpreter is fast enough. Here is what a call costs if its graph does nothing, so that only guards, hook
-# and entry are left. "It writes to itself" is a GPT that counts its calls and keeps its last loss:
+# Its guards are a tree of C++ objects (guard managers), one node for each access path. The numbers of dictionaries,
+# which it calls version tags, are its shortcuts, and that is the idea of our memo. Ours are Python text. That is fast
+# enough, because CPython replaces instructions that have run several times by quicker ones for the types that they have
+# met (its *specialising interpreter*). Here is what a call costs if its graph does nothing. What is left are the guards,
+# the entry, and the hook of [chapter 3](chapter:03), through which each call of a Python function comes.
+# "It writes to itself" is a GPT that counts its calls and keeps its last loss:
 
 # %% tags=["fold", "gpu-result", "results:cpu-overhead"]
 Table(

@@ -180,6 +180,10 @@ source = inspect.getsource(tiny.step)
 print(source[: source.index("    except")])
 
 # %% [markdown]
+# The lines that are left out are for a handler that fails. They put the stack back as it was (`before`), and take back the
+# guards that the instruction has written: `m.outside.lines` are all lines of guards so far, and `written` says how many
+# there were before the instruction. The handler itself is called in the last line above.
+#
 # What is read from outside goes through a function that writes guards ([chapter 2](chapter:02)). A Python function
 # that is called gets a frame of its own on the machine's list of frames. That is all, and it is enough to train a
 # GPT. Here are five programs for which it is not enough. The first two leave a block of code in another way than by
@@ -242,8 +246,9 @@ Table(["program", "tiny: parts", "because", "minicompile: graphs"], rows)
 
 # %% [markdown]
 # The first two are not even begun by tiny, since exceptions and contexts need a table beside the bytecode. A generator
-# keeps a frame of its own between two items, and tiny can only leave it to Python, item by item. Text is made by a
-# function of tiny's that is called like any other, and is not among those that may be called while tracing. The last
+# keeps a frame of its own between two items, and tiny can only leave it to Python, item by item. For the text, tiny calls
+# a function of its own, `formatted`, as if the program had called it. tiny has a list of functions that may be called
+# while tracing, and `formatted` is not in it. The last
 # one writes to an object that others can see, and tiny leaves every such write to Python. Each of them is one graph
 # in the real machine. The difference is not in the loop. It is in what stands on the stack, and in what an
 # instruction may do with it.
@@ -268,7 +273,7 @@ Table(["program", "tiny: parts", "because", "minicompile: graphs"], rows)
 # %show minicompile.ch03_capture.interpreter.run "handler, pops, instruction" to "raise Unsupported(f"the instruction"
 #
 # The handler gets the popped values as its arguments. What it returns is pushed: one value, a list of them, or
-# nothing. A `Leave` ends the frame:
+# nothing. The handlers of `return` and `yield` give a `Leave`, which holds a value. With it this run of the frame ends:
 #
 # %show minicompile.ch03_capture.interpreter.run "if type(pushed) is list" to "stack.append(pushed)"
 #
@@ -286,7 +291,9 @@ Table(["program", "tiny: parts", "because", "minicompile: graphs"], rows)
 #
 # The errors of tensor operators are of the second kind. When an addition on fakes fails because shapes do not fit, eager
 # would raise as well, but its message and perhaps its type are the kernel's affair. So the graph ends in front of that
-# line, CPython executes it, and whatever it raises is raised inside of the program's own `try`.
+# line, CPython executes it, and whatever it raises is raised inside of the program's own `try`. If the line does raise,
+# CPython also executes the handler and all that follows it in this function, and none of that becomes a graph. If it
+# does not raise, what follows the line is captured as a function of its own ([chapter 4](chapter:04)).
 #
 # ### What stands on the stack
 #
@@ -313,7 +320,9 @@ drawing(
 
 # %% [markdown]
 # Below is the interpreter at work on a small function,
-# instruction by instruction: what is on the stack, and which instructions write to the graph.
+# instruction by instruction: what is on the stack, and which instructions write to the graph. (`NULL + range` means that
+# CPython pushes an empty slot together with the function, where the `self` of a method would be. The table does not show
+# empty slots.)
 
 
 # %%
@@ -386,7 +395,8 @@ print(seen.captured[0].body)
 #
 # Then the operation runs, on the fakes ([chapter 1](chapter:01)). If the shapes do not fit, this is where it shows,
 # with the user's line. And the versions of the fakes tell whether the operation has written to one of them. No list
-# of operators that write is needed:
+# of operators that write is needed. (`check_strided` is for `as_strided` and its like, the `STRIDED` operators, which
+# look at memory by addresses and need a check of their own.)
 #
 # %show minicompile.ch03_capture.tensors.emit "result = run_fake" to "changed = before"
 #
@@ -396,7 +406,9 @@ print(seen.captured[0].body)
 #
 # %show minicompile.ch03_capture.tensors.emit "if not changed and not holds_tensor" to "return tx.tensor_of_fake"
 #
-# All others are written down, and what is pushed on the stack is a value with the new node and the new fake:
+# All others are written down, and what is pushed on the stack is a value with the new node and the new fake. (`counted` is
+# empty for nearly all operations. It is for tensors that count, such as the number of steps of an optimizer: when a
+# whole number is added to a tensor without dimensions, the trace keeps beside the tensor what has been added.)
 #
 # %show minicompile.ch03_capture.tensors.emit "node = tx.graph.create_node" to "return wrap_result(tx, node, result)"
 #
@@ -469,16 +481,19 @@ print(entry[entry.index("def __compiled") :])
 # How did the append get there? While tracing, nothing was appended to the real list. That would be wrong: the trace
 # runs once, and perhaps it fails in the middle and the function is executed by CPython after all. So every write of the
 # program goes to the *description* of the object, and statements behind the graph carry it out. They are called the
-# *epilogue*. Three rules make a difference of descriptions into these statements.
+# *epilogue*. They follow from a comparison of what each description held at first with what it holds at the end. There
+# are three rules for it.
 #
 # **A snapshot before the first write.** [`touch`](ref:minicompile.ch03_capture.effects.touch) is called before any
 # description changes. If the object existed before the call, and this is the first write to it, a copy of what the
-# description holds is kept. Objects that the trace itself has made need no copy, because nobody has seen them yet. Nor do
-# attributes of an object: its description holds those that were assigned, and nothing else.
+# description holds is kept. Objects that the trace itself has made need no copy, because nobody has seen them yet. The
+# attributes of an object need none either. The description of an object holds only those attributes that the trace has
+# assigned, so there is nothing to compare them with.
 #
 # **The difference at the end.** It does not matter how the program got there. An item that is appended and popped again
 # is no difference. Of a list, what lies between the common beginning and the common end is replaced. Of a dictionary,
-# some keys are deleted and some are written. Of an object, the attributes that were assigned are assigned.
+# some keys are deleted and some are written. (A key that was deleted and set again is among both, since it has moved to
+# the end.) Of an object, the attributes that were assigned are assigned.
 #
 # **Read first, then write.** The statements have one order. After `a.x, a.y = a.y, a.x` the new
 # `a.y` is the old `a.x`; if `a.x` were written first, the second statement would read the new one. So everything that a
@@ -579,13 +594,16 @@ Walk("Writes to a list, a dictionary and an object", frames)
 # there for a moment cannot be seen any more. `"old"` is removed from the dictionary (`__K[1]` is `dict.pop`), and
 # `"calls"` is assigned. Both numbers are constants, because the trace has read them, and a guard says that
 # `totals["calls"]` is 0. At the next call it is 1, and the guard fails. Numbers that change with every call would
-# mean a version for every call. So such a number soon becomes an input of the function, and its third version serves
-# all later calls ([chapter 2](chapter:02)). The list has no such guard. An append does not look at what is in the
+# mean a version for every call. So such a number soon becomes an input of the function ([chapter 2](chapter:02)). This
+# one begins at 0, and since 0 and 1 always stay constants, it is the third version that serves all later calls.
+# The list has no such guard. An append does not look at what is in the
 # list, so a function that only appends has no guard about the contents or the length. Here `pop` does look, as `len(log)`
 # would, and so a guard says that the list has two items. (A length never becomes an input. The trace has a description for
 # each item, so another length is another trace.)
 # Nobody asked what its first item is, and the statement is right whatever it is: that item was *not looked at* before
-# and after. That is why items are compared by identity, and never by asking whether they are equal:
+# and after. That is why items are compared by identity, and never by asking whether they are equal. (An item that was
+# looked at in between has got a description. `settled` gives this description in place of the unread item, so that the
+# two count as one.)
 #
 # %show minicompile.ch03_capture.effects.difference_of_lists
 #
@@ -816,7 +834,8 @@ del HANDLED[zlib.crc32]
 # - It writes new bytecode by hand and installs that as the function's code. We write Python text. Text
 #   takes longer to compile, and it can be read, printed and stepped through.
 # - Its hook builds the replacement frame itself, from copies of CPython's internal functions, one set for
-#   each version. Ours calls an ordinary function and has the interpreter unwind the frame it replaced
+#   each version. Ours calls an ordinary function. The frame that it replaced must still be cleared. From 3.12 on that is
+#   the interpreter's task, so ours enters it with an exception pending: it leaves the frame before the first instruction
 #   ([hook](code:minicompile/ch03_capture/hook.py)).
 #
 # torch.compile handles many more library functions, classes of tensor subclasses, and higher-order

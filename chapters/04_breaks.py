@@ -132,7 +132,8 @@ print(text[text.index("    def body") :])
 # returns the list of frames, and no result yet.
 #
 # What runs this is a loop. It looks for compiled code for the present state. The code leads to a new state. If this
-# is not the end, the interpreter executes *one* instruction, the one that broke, and the loop begins again:
+# is not the end, the interpreter executes *one* instruction, the one that broke, and the loop begins again. (If there are
+# too many versions, `find` gives no code, and `body` is None. Then the inner loop interprets the program to its end.)
 
 # %%
 print(inspect.getsource(tiny.execute))
@@ -185,9 +186,10 @@ print("minicompile:", len(found.graphs), "graphs")
 # that the user's function called, with half of its side effects noted down. One could roll all of that back. It is
 # simpler to forget the trace and to trace the frame a second time, with an order to stop *before* the instruction
 # under which the first trace failed. The trace counts the instructions of the outermost frame. `error.step` says how
-# many had been begun when it failed, so the second trace executes one less, and stops there (`stop_at`). If it came
-# to the end of the function nevertheless, it has a result, something has not happened twice in the same way, and the
-# frame is left to CPython:
+# many had been begun when it failed, so the second trace executes one less, and stops there (`stop_at`). (Here
+# names with `step` in them are about this count; in "The first part" the word gets another meaning.) It may happen
+# that the second trace does not stop there and comes to the end of the function. Then it has a result, and the two
+# traces have not gone the same way. In this case the frame is left to CPython:
 #
 # %show minicompile.ch04_breaks.breaks.capture_until "stop = error.step" to "return cut(done"
 #
@@ -229,10 +231,10 @@ Table(["function", "its graph"], rows)
 #
 # Sometimes the state before the instruction cannot be handed over. A generator that has run half of its body exists
 # only inside of the trace; there is no Python object for it. But some instruction has created it. So the cut moves
-# back to *that* instruction. Python executes it, and from then on there is a real generator. Each description that the trace
-# makes is numbered in the order of making, and the error brings along the number of the one that cannot be handed over: it
-# is `born`. `step_of` finds the instruction of the outermost frame during which it was made. This is the second half
-# of the loop:
+# back to *that* instruction. Python executes it, and from then on there is a real generator, whose body Python runs, outside
+# of all graphs. The descriptions that the trace makes are numbered in the order of making. The error says which one cannot
+# be handed over: its field `born` is the number of this description. `step_of` finds the instruction of the outermost
+# frame during which it was made. This is the second half of the loop:
 #
 # %show minicompile.ch04_breaks.breaks.capture_until "except Unsupported as inner" to "stop = earlier"
 #
@@ -262,7 +264,9 @@ for name, f in (("eager", in_order), ("compiled", minicompile.compile(in_order, 
 # The rest of the function gets the variables that it may still read. A variable is *live* before an instruction if
 # some way from there reads it before it is written. This is found by going backwards. Before an instruction, live
 # is what the instruction reads, and whatever is live after it, except what the instruction writes. Where a jump
-# leads to two places, both count.
+# leads to two places, both count. In the code, `follow[n]` are the instructions that may come after instruction `n`.
+# `LOCAL_OPS` are the opcodes whose argument is the number of a variable, except those in `NO_INDEX`. `MAKE_CELL` prepares
+# a variable that inner functions share, and neither reads nor writes it.
 #
 # By hand, for `z = x + y; y = z * z; return y`, from the last line to the first: before `return y`, live is {y}.
 # Before `y = z * z`, y is written and z is read, so live is {z}. Before `z = x + y`, z is written, x and y are
@@ -345,7 +349,8 @@ print(textwrap.dedent(entry[entry.index("        __t0 = ") : entry.rindex("    r
 
 # %% [markdown]
 # The first three lines fetch the two methods that wait on the stack. The fourth makes a function of the step's
-# bytecode and puts it into a `TailCall`, together with its four arguments: the live variables `y` and `loss`, and the
+# bytecode, with the globals `__G`, a name, no default arguments (`None`) and no variables of a closure (`()`). It puts
+# the function into a `TailCall`, together with its four arguments: the live variables `y` and `loss`, and the
 # two methods. The fifth forgets what is not needed any more, so that memory is free while the rest runs. The last one
 # starts the loop. (The bytecode is held weakly, and that it is still there is one of the guards. It lives as long as
 # the function that it was made from.)
@@ -446,6 +451,10 @@ Listings(
 )
 
 # %% [markdown]
+# (The listings are those of the Python that made this page. In 3.11 `PRECALL` stands before each `CALL`. It leaves the
+# stack as it is, and the trace has passed it already, so the step begins with `CALL`. Behind it the step jumps to its
+# exit, which begins with a `NOP` as the target of jumps. Here there is one exit, and it comes next.)
+#
 # Follow the stack. The step's arguments `__stack1` and `__stack3` are numbered by their places: below each of them is
 # an empty slot, at places 0 and 2, which `PUSH_NULL` makes (from Python 3.13 on it lies above each of them). `CALL 0` takes
 # the upper two and leaves the number. So three things are on the stack now: the empty slot, `history.append`, and the
@@ -530,8 +539,9 @@ Walk("A resume function is built", building(training_loss.__code__, point))
 # instructions grow until everything fits. They never shrink, so this ends.
 #
 # Which instructions restore the stack depends on the release. 3.12 and 3.13 have `LOAD_FAST_AND_CLEAR`, made for
-# comprehensions: it pushes a variable and empties it. 3.11 has no such instruction. There `LOAD_CLOSURE` pushes any
-# variable as it is, and `DELETE_FAST` empties it. A plain `LOAD_FAST` would push it as well, but two things would be wrong.
+# comprehensions: it pushes a variable and empties it. 3.11 has no such instruction. There `LOAD_CLOSURE` pushes the
+# variable, and `DELETE_FAST` empties it. (`LOAD_CLOSURE` is meant for variables that hold a cell, which inner functions
+# share, but it pushes whatever the variable holds.) A plain `LOAD_FAST` would push it as well, but two things would be wrong.
 #
 # The variable would keep its value until the function returns. On the original's stack the value lived only until it was
 # used. If it is a large tensor, that is a difference in memory.
@@ -539,7 +549,9 @@ Walk("A resume function is built", building(training_loss.__code__, point))
 # And the value would get a guard. The resume function is captured, too, and a variable that is loaded counts as used.
 # But a value that only goes back to its place has not been used yet. A loop's iterator, for
 # example, is another object at each call, and the loop's body does not depend on it. So capture treats these two
-# instructions as a mere move. A guard is made when the program does something with the value.
+# instructions as a mere move. A guard is made when the program does something with the value. To load a variable by
+# `LOAD_FAST`, as the program's own code does, is to do something with it, even if the value then only waits on the stack
+# until the next break.
 #
 # ### What it is guarded by
 #
@@ -604,7 +616,7 @@ print("rounds:", len(depths), " different depths of the stack:", len(set(depths)
 # A graph cannot be left open. Where the break is inside of `with torch.no_grad()`, the first graph ends by
 # switching gradients on again. Python then executes the line *inside* of the context, and the rest is inside, too.
 # So the resume function gets the context manager and enters it anew, with the instruction that the user's `with`
-# used:
+# used. Below are the beginning of the resume function and its graph, which is the second of the two:
 
 
 # %%
@@ -634,16 +646,21 @@ print(print_graph(inside.graphs[1]))
 # | handling | the exception that was current when a handler began | `PUSH_EXC_INFO` |
 # | lasti | a position, which is used in tracebacks only | any number |
 #
+# The last two are on the stack only where a break is inside of a handler, such as the block of an `except`.
+#
 # ### Inside `try`
 #
 # A `try` is the reason why the step *copies* the instruction, where the text `loss.item()` would be shorter. If the
 # line raises an exception, it belongs to the user's handler. CPython finds handlers in a table: from this offset to
-# that one, go there. An instruction that is copied gets a copy of its entry, and the handlers are copied behind it.
+# that one, go there. An instruction that is copied gets a copy of its entry, and the handlers are copied behind it. In
+# fact the whole original is copied behind it. So when the instruction raises, the handler and all that follows it run
+# inside of the step, as plain Python without a graph.
 #
 # In the code below, `w` is the walk along the instructions, and `w.draft` is the function that is being built.
 # `position` gives the place of each original instruction. An entry `h` of the table covers the instructions from
 # `h.first` to `h.last`. The copy is appended to the body, and for every entry that covers the original, a new entry
-# covers the copy alone:
+# covers the copy alone. It is added to the new table, `w.draft.own`, with three fields of the old one: where the handler
+# is (`target`), how high the stack is there (`depth`), and whether the position is pushed as well (`lasti`):
 #
 # %show minicompile.ch04_breaks.steps.copy_of
 
@@ -680,7 +697,9 @@ for graph in found.graphs:
 # %% [markdown]
 # Why three graphs and not one? The first one is that of the function, up to the first break. The second one is that
 # of the loop's body, compiled for `i == 1`, because a number is a constant until it changes. At `i == 2` the guard
-# fails, `i` becomes an input, and the third graph serves all other rounds.
+# fails, `i` becomes an input, and the third graph serves all other rounds. The four functions are `rounds` itself, the
+# rest after `item`, the loop's body, and the end behind the loop. The rest and the end have no tensor operation, so they
+# have no graph.
 #
 # Each round has a second break. After `item()`, the rest appends the number, jumps back, and asks the iterator for
 # the next value. That is a real iterator by now, which the trace cannot advance without changing it. So the graph
@@ -789,7 +808,9 @@ for b in report.breaks:
 # %% [markdown]
 # CPython keeps the columns of each instruction, for tracebacks, and that is where the caret comes from. How often
 # do breaks happen in practice? Here are the 92 architectures of the `transformers` library with the reasons for
-# their breaks, as measured by the test suite.
+# their breaks, as measured by the test suite. A reason with `next()` is a real iterator that the trace cannot advance, as
+# in the loop above. `aten._local_scalar_dense` is the operator under `item()`, which also `int(t)` and `float(t)` call. A
+# reason with "raised" is the error of an operator on fakes: the graph ends, and CPython executes the line.
 
 # %%
 from collections import Counter

@@ -155,6 +155,11 @@ draw_fx(
 # care: it makes the tangents' fakes with the strides of the outputs, and it lets the engine run in this
 # thread, because the recorder is installed in this thread and would see nothing of another.
 #
+# In the listing, `fake_like` makes a fake with the strides of the output. An output with several elements in one place,
+# such as an expanded tensor (`each_has_its_place` is false), gets a contiguous tangent, which the code calls "row by
+# row". `_disable_current_modes` hides the making of the tangents from the recorder, since they are inputs of the
+# joint graph and no operators of it.
+#
 # %show minicompile.ch05_autograd.joint._record_backward
 #
 # ### What the caller gets
@@ -194,10 +199,13 @@ print(print_graph(made.gm))
 
 # %% [markdown]
 # Capture has taken care of two of the five already: the code that it generated returns the input and the number.
-# The graph has three outputs, and it computes one result. The steps of a view are run again on the real tensor. The two
-# flags of a view tell with which history: `detach` is true if the program has taken the view behind a `detach()`, so
-# that no gradient may flow through it, and `no_grad` if it has done so under `torch.no_grad()`. To find the steps,
-# each output is followed back through the recording, as long as the node shows the memory of one of its arguments:
+# The graph has three outputs, and it computes one result. The steps of a view are run again on the real tensor. A view
+# has two flags for autograd. `detach` is true if the program has taken the view behind a `detach()`, so that no
+# gradient may flow through it, and `no_grad` is true if the program has taken it under `torch.no_grad()`. To find the
+# steps, each output is followed back through the recording, as long as the node shows the memory of one of its
+# arguments. `viewed_argument` finds this argument by comparing the storages of the fakes. An operator with several
+# results is followed by a `getitem` node, whose index becomes a part of the step. An operator that writes returns the
+# tensor that it was given, so it adds no step:
 #
 # %show minicompile.ch05_autograd.joint.view_chain
 #
@@ -257,9 +265,12 @@ print(print_graph(functionalize(graph)))
 # Reading an alias is then a comparison of two numbers. If nobody has written since, the remembered node will do.
 # If somebody has, the contents are looked up anew: an alias without a parent shows the memory itself, any other
 # reads its parent and takes its view step again. Nothing happens at the moment of the write to the aliases that
-# show the memory; each finds out when it is read, and one that is never read again costs nothing. Two kinds of views ask
-# for strides, `view` to other sizes and `view` as another dtype. For these the new contents are first copied into rows, if
-# they lie otherwise than in eager.
+# show the memory; each finds out when it is read, and one that is never read again costs nothing.
+#
+# Three kinds of views can only be repeated if the new contents lie in memory as eager's do. `view` to other sizes and
+# `view` as another dtype are the first two: if the strides differ from eager's, the contents are copied row by row
+# before the step is taken. The third is `as_strided`, whose arguments are positions in memory, and there `as_it_lies`
+# brings back eager's strides.
 #
 # %show minicompile.ch05_autograd.aliases.read
 #
@@ -289,9 +300,11 @@ print(print_graph(graph))
 #
 # %show minicompile.ch05_autograd.aliases.write
 #
-# `conform` and `restride` bring the new value into the dtype, shape and strides of the tensor that was written:
-# an in-place operator keeps them, its functional counterpart may not. The rules that undo one step each are
-# registered functions. This is the one for views that drop elements:
+# The corrections are `conform` and `restride`. They bring the new value into the dtype, shape and strides of the tensor
+# that was written: an in-place operator keeps them, its functional counterpart may not. The last two lines note the new
+# contents as those of the alias itself, if they have its strides, so that its next reader need not take the view again.
+# Since the recursion writes each parent in turn, this is done for all aliases on the way. The rules that undo one step
+# each are registered functions. This is the one for views that drop elements:
 #
 # %show minicompile.ch05_autograd.aliases.undo_window
 #
@@ -337,7 +350,8 @@ Walk("Functionalization, one node at a time", [(said(node, new), table) for node
 # date, because the recursion computed the contents of each on its way. In the fifth frame `x.add_(1)` writes one
 # node, and the two views are stale. In the sixth `row.sum()` reads `row`: only now `select` is taken again, from
 # the new `x`. `end` is still stale at the end, and no node was wasted on it. This is the graph that came of it, with the
-# write for the caller as its last node:
+# write for the caller as its last node. The pass removes nothing: a view that was taken and has no reader any more
+# stays in the graph, until the cleanup below removes it.
 
 # %% tags=["explore:through(torch.zeros(2, 4))"]
 print(print_graph(functionalize(graph)))
@@ -502,7 +516,8 @@ print(print_graph(made.gm))
 
 # %% [markdown]
 # The operators are smaller than before: `simplify` with `decompose` has taken GELU apart into additions,
-# multiplications and one `erf`. How that is done is the subject of [chapter 6](chapter:06); here we only need its
+# multiplications and one `erf`. Such small operators, from which the others can be put together, are called
+# *primitives*. How a graph is brought into primitives is the subject of [chapter 6](chapter:06); here we only need the
 # result. It comes before the cut on purpose. As long as GELU is one operator, the only choice is to keep its
 # input or not. Taken apart, there are a dozen values between its input and its slope, and some of them are better
 # to keep than others.
@@ -677,9 +692,10 @@ flow_picture(room, inside=marked)
 # backward reads.
 #
 # To save a value is to cut the ways that lead through it. Backward then begins at this value, and computes again
-# what lies between it and the sink. If one way were left without a saved value on it, then backward would have to
-# compute along it from an input which it does not have, since an input is kept for it only if it is among the
-# saved values as well. So a set of saved values is sufficient when it cuts every way from the source to the sink.
+# what lies between it and the sink. Inputs are values like the others: backward has an input only if it is among the
+# saved values, though saving it may cost nothing. If one way had no saved value on it, backward would have to
+# compute along this way from its first value, the input, and would not have it. So a set of saved values is sufficient
+# when it cuts every way from the source to the sink.
 # Give each value the price of saving it as a capacity, and the cheapest sufficient set is a minimum cut.
 #
 # A value that must not be computed again, such as a matrix product, gets a pipe from the source, as if it were an
@@ -773,18 +789,21 @@ pipes(
 )
 
 # %% [markdown]
-# The function that builds the network is short enough to be read in four pieces. The first collects what counts:
-# `nodes` are those that do not depend on tangents, `consumed` are those among them that backward reads, and
-# `wanted` are these and all that they are computed from. (A gradient may not depend on a tangent at all, for
-# example a gradient of zeros. It is returned by backward, so it counts as read. `halves.gradients` has all
-# gradients.)
+# The function that builds the network is short enough to be read in four pieces. Before the first, two sets have been
+# made. `consumed` are the values that do not depend on tangents and that backward reads, and `wanted` are these and
+# all that they are computed from. (A gradient may not depend on a tangent at all, for example a gradient of zeros.
+# It is returned by backward, so it counts as read.) Only what is wanted becomes a part of the network. The first piece
+# lists the `nodes` that are wanted or that forward runs for its outputs, `halves.forward`, because both decide in which
+# `stage` of forward a value is computed. Stages are explained below, with the prices.
 #
 # %show minicompile.ch05_autograd.partition.choose_saved "nodes =" to "source, sink"
 #
 # The second makes the two vertices of each value and the pipe between them. `use` says how forward uses the
 # value, and `written` is what follows for the price; both are explained below. `repeated` is true of a value inside
-# of `torch.utils.checkpoint`: the user has asked that it be computed again, so no price is high enough. The last
-# line hangs inputs, and what must not be computed again, on the source.
+# of `torch.utils.checkpoint`: the user has asked that it be computed again, so no price is high enough, unless a node
+# outside of the checkpoint reads the value (`leaves_region`). `prices` is another function that a caller may give in the
+# place of `price`. `is_fusible` is true of what becomes a loop, and false of a library call. `inner` holds the two
+# vertices of each value. The last line hangs inputs, and what must not be computed again, on the source.
 #
 # %show minicompile.ch05_autograd.partition.choose_saved "enter, leave" to "add_edge(net, source"
 #
@@ -867,9 +886,11 @@ drawing(
 # would do. Take the ReLU once more. Its formula asks where the *result* is zero or less. The operand gives the same
 # answer everywhere. In the example above this helps nobody, since backward would need the operand for nothing else. But
 # in a convolutional network a batch norm stands in front of most ReLUs. The backward pass of a batch norm reads the
-# tensor that was normalised, and so its kernel has each element of this tensor in a register. From there the operand of
-# the ReLU is four operations away, with numbers of which there is one for each channel. The result of the ReLU would be
-# one more large tensor to read. So before the network is built,
+# tensor that was normalised, and so its kernel has each element of this tensor in a register. The operand of the ReLU is
+# the result of this batch norm. The kernel can compute it from that element with four operations (subtract the mean,
+# divide by the deviation, multiply by the weight, add the bias), and the numbers for these are few, one for each
+# channel. To ask the result of the ReLU, in contrast, the kernel would have to read one more large tensor. So before
+# the network is built,
 # [`compare_operands`](ref:minicompile.ch05_autograd.partition.compare_operands) puts the question to the operand,
 # wherever the operand is made from one large tensor that backward reads anyway. In a training step of ResNet-50 (128
 # images, TF32, on an H200), the kernels of the first two such layers take 53 and 69 microseconds. With the question left
@@ -958,7 +979,8 @@ batch = torch.randn(512, 512)
 
 # %% [markdown]
 # Two helpers. `training` is one step, without an optimizer. `compiled_with` compiles a copy of the function, because the
-# policy is read when something is compiled, and reports what the copy keeps and how many products it runs:
+# policy is read when something is compiled, and reports what the copy keeps and how many products it runs. It counts
+# them in the schedule of each half, the list of its steps (chapter 8), in which a library call is an `Extern`:
 
 # %%
 def training(function):
@@ -994,8 +1016,11 @@ rows = [(words, *facts, f"{1e3 * min(seconds[words]):.1f} ms") for words, (_, *f
 Table(["policy", "kept for backward", "products in a step", "one step"], rows)
 
 # %% [markdown]
+# With the policy three values are kept: the results of the first two relus, of 1.05 MB each, which a product reads in
+# forward and another one in backward, and the mask of the third relu, with one byte for each element.
 # Without the policy only the result of the first relu is kept, and backward runs the other two products again. (Not
-# the first as well: its operand `a` is exposed, so computing it again would need a copy of `a`.) Where memory is
+# the first as well: its operand `a` is exposed, so computing it again would need a copy of `a`. Eager saves `a` only for
+# the gradient of `batch`, and `batch` needs none.) Where memory is
 # short that can be the right trade, and it is what `torch.utils.checkpoint` asks for; a program that uses it is
 # compiled with its marks respected. As a default it is the wrong one.
 
@@ -1191,6 +1216,10 @@ for name, function in (
 #
 # %show minicompile.ch05_autograd.runtime.take_saved "tensors, numbers" to "ctx.maybe_clear"
 #
+# Among the saved values are sizes, too, if shapes vary. `save_for_backward` takes tensors alone, so numbers are kept in
+# `ctx.numbers`, and `region.is_tensor` says for each saved value which of the two it is. PyTorch's
+# `maybe_clear_saved_tensors` then lets `ctx` forget its references.
+#
 # **Tangents are not what one expects.** The graph was compiled for a contiguous tangent. The gradient of
 # `sum` is one number that is *expanded* to the shape of its input, which takes no memory:
 
@@ -1214,7 +1243,8 @@ print("shape {}, strides {}, {} bytes of memory".format(*seen[0]))
 
 # %% [markdown]
 # A kernel that was generated for strides (256, 1) would read 262,144 bytes where there are four. Each tangent
-# is therefore compared with what was expected, and copied if it differs:
+# is therefore compared with what was expected, and copied if it differs. (`is_lazy` is true of a tensor whose memory does
+# not hold its values, for example because a conjugation or a negation is still pending. It is copied as well.)
 #
 # %show minicompile.ch05_autograd.runtime.match_tangent
 #
@@ -1309,14 +1339,16 @@ for order, (ours, eager) in enumerate(zip(slopes(fast, x), slopes(net, x)), 1):
 print("and by the weights:", torch.allclose(penalty, torch.autograd.grad(slopes(net, x)[2].square().sum(), net[0].weight)[0]))
 
 # %% [markdown]
-# What does it cost? A training step that asks for one derivative pays for a few numbers that each call notes, by which a later
-# question can tell whether inputs are as they were. A second derivative computes the forward pass and the first
-# derivative once more, and is compiled when it is first asked for.
+# What does it cost? Each call notes a few numbers, among them the versions of its inputs. If a second derivative is
+# asked for later, they show whether the inputs have been written since. A training step that asks for none pays for
+# nothing else. A second derivative computes the forward pass and the first derivative once more, and is compiled
+# when it is first asked for.
 #
 # What goes wrong? The program runs again on the *inputs* of the region, where eager goes on from what it has saved.
 # An input that was written since, or that was large, not saved, and is gone, ends in an error that says so. Dropout would draw
-# another mask, and is refused. A batch norm in training is not, although it writes its running statistics: no gradient reads
-# them, as the decomposed graph shows. [`second.py`](code:minicompile/ch05_autograd/second.py) has the details.
+# another mask, and is refused. A batch norm in training is not refused, although it writes its running statistics: in its
+# joint graph in primitives, no gradient is computed from them.
+# [`second.py`](code:minicompile/ch05_autograd/second.py) has the details.
 #
 # ## What torch.compile does differently
 #

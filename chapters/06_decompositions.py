@@ -48,7 +48,8 @@ Table(["primitives", "number"], [*kinds.items(), ("all", len(PRIMITIVES))])
 # down. It calls the rule, and writes down the calls that the rule makes. If one of those has a rule, the same
 # happens again.
 #
-# [Part 6 of tiny](chapter:tiny.6) is the smallest form. This is its rule for softmax, and all of its driver:
+# [Part 6 of tiny](chapter:tiny.6) is the smallest form. This is its rule for softmax, and all of its driver. (A rule has
+# the parameters of its operator. `half_to_float` is one that tiny does not need.)
 
 # %%
 print(inspect.getsource(tiny.softmax))
@@ -86,12 +87,15 @@ print(tiny.decompose(tiny.record(lambda x: torch.softmax(x, -1), torch.tensor([[
 # wrong for this case. And `_alias` is for rules that give back the very tensor that they got, as the expansion of a
 # tensor to its own shape does. Autograd wants a view to be a new object, so one is made.
 #
-# A model has equal layers, and an optimizer does the same to each parameter. When a call arrives that differs from an
-# earlier one only in its operands, no rule runs. What the earlier call was expanded to is a
-# [pattern](ref:minicompile.ch06_decompositions.decompose.Pattern), and is written down again.
+# A model has equal layers, and an optimizer does the same to each parameter. So the same operator often arrives again,
+# on other tensors of the same shapes, dtypes and strides, with the same further arguments. Then no rule runs. The nodes
+# that the earlier call was expanded to are kept as a
+# [pattern](ref:minicompile.ch06_decompositions.decompose.Pattern), and are written down once more for the new tensors.
 #
-# Here it is at work on a layer norm with a bias of its own. Each frame is one call that arrives. Calls that a rule
-# made are indented under it.
+# Here it is at work on a layer norm with a weight and without a bias. Each frame is one call that arrives. The first
+# line of a frame names the operators whose rules are running at that moment, the outermost first, and below it stands
+# what has been written down so far. (Lines of `getitem`, which pick one of several results, are left out.) "No rule
+# applies" means that there is no rule for the operator, or that its rule has declined, as that of `add` does here.
 
 # %% tags=["fold"]
 class Watching(Decomposer):
@@ -139,8 +143,9 @@ Walk("A layer norm, expanded", Watching.last.frames)
 #
 # %show minicompile.ch06_decompositions.rules.normalization.native_layer_norm
 #
-# `moments` is the variance and the mean, `widen` makes float32 of half precision, and `_affine` multiplies by the
-# weight and adds the bias where they exist. The last line returns what the operator promises: three results, each in
+# `_inner` lists the dimensions that are normalised, `moments` is the variance and the mean, `widen` makes float32 of half
+# precision, and `_affine` multiplies by the weight and adds the bias where they exist. `_stats_dtype` is the dtype in
+# which eager returns mean and `rstd`. The last line returns what the operator promises: three results, each in
 # the dtype that eager's kernel would give. Why all this care with dtypes? That is the next question.
 
 # %% [markdown] tags=["page"]
@@ -230,8 +235,8 @@ row_of_boxes(
 )
 
 # %% [markdown]
-# For x = -4, `erf(...)` is so near to -1 that `1 + erf(...)` is a difference of two nearly equal numbers, and with eight bits it
-# is 0. A model that is trained with such a rule has another loss curve, and nobody finds out why.
+# For x = -4, `erf(...)` is so near to -1 that with eight bits it is -1, and the sum `1 + erf(...)` is 0. A model that is
+# trained with such a rule has another loss curve, and nobody finds out why.
 #
 # So a rule can say that it computes in float32 as eager's kernel does, `float32=True`:
 #
@@ -239,7 +244,8 @@ row_of_boxes(
 #
 # The decorator wraps the rule: its half-precision operands are widened, the rule runs, and the results are rounded to
 # the dtype that the operands promise. In the graph these are explicit `_to_copy` nodes. They cost nothing
-# in the end, because a fused kernel converts in a register:
+# in the end, because a fused kernel converts in a register. In the listing, `widen` makes float32 of a tensor in half
+# precision and leaves anything else alone, and `dtype` is what the operands promise:
 #
 # %show minicompile.ch06_decompositions.table.in_float32 "out = fn" to "return tree_map(narrow, out)"
 #
@@ -318,8 +324,8 @@ for name, compiled in (("tiny", tiny.compile(turned)), ("minicompile", minicompi
 
 # %% [markdown]
 # Eager's kernel of a layer norm writes its result row by row, whatever the strides of its operand are, so the
-# `view` works. The formula consists of pointwise operators, and these keep the strides of their operand. So tiny's
-# result is a transposed matrix, and a transposed matrix has no view as a vector.
+# `view` works. (Its softmax does the same.) The formula consists of pointwise operators, and these keep the strides of
+# their operand. So tiny's result is a transposed matrix, and a transposed matrix has no view as a vector.
 #
 # A later `view`, or a call of a library, may depend on the strides that eager promised. So the driver compares each
 # result with the fake of the node that it replaces. Another dtype or shape means that the rule is wrong for this
@@ -369,9 +375,10 @@ for name, x in samples.items():
 # changes a little? Each exponential grows by the factor of its own change, and the sum in the denominator grows by
 # the average of these changes, weighted by y. So the change of y is `y * (dx - sum(y * dx))`. Read off what one
 # element does to another: if only x[j] changes, y[i] changes by `-y[i] * y[j]` times as much, for i other than j.
-# This is the same with i and j exchanged. A gradient asks the question the other way round, how much all of y has
-# to do with one x[j]. Where the answer is the same in both directions, the gradient has the same form, with g in
-# the place of dx: `y * (g - sum(g * y))`. In numbers, for y = (0.1, 0.3, 0.6) and g = (1, 0, 0): the sum is 0.1,
+# This is the same with i and j exchanged. The change of y[i] is a sum over all j, of that factor times dx[j]. The
+# gradient of x[j] is a sum over all i, of the same factor times g[i]. Since the factor is the same with i and j
+# exchanged, the second sum is the first one with g in the place of dx, and the gradient is
+# `y * (g - sum(g * y))`. In numbers, for y = (0.1, 0.3, 0.6) and g = (1, 0, 0): the sum is 0.1,
 # and the gradient is (0.1 * 0.9, -0.3 * 0.1, -0.6 * 0.1) = (0.09, -0.03, -0.06). Its elements add up to 0, as they
 # must, because adding the same number to all of x changes nothing.
 #
@@ -380,8 +387,8 @@ for name, x in samples.items():
 # The rule reads y and not x. It was the author of the derivative formula in PyTorch who chose what forward keeps,
 # and here it is the result. Does the compiler have to keep the same? No: the rule's operators are now ordinary
 # nodes of the joint graph, and so are those of the softmax in forward. The partitioner of chapter 5 sees both, and
-# may compute y again from x and the two numbers of each row, its maximum and its sum. This is one more reason to decompose *before*
-# the graph is cut.
+# may compute y again from x and the two numbers of each row, its maximum and its sum. This is one more reason to
+# decompose *before* the graph is cut.
 #
 # Another one is that forward and backward share work:
 
@@ -443,6 +450,10 @@ bars(
 # says nothing of the kind. So a primitive is what cannot be written with others without a loss, or what is better
 # not opened up. Products, convolutions and attention are primitives that this compiler never opens. (Even tiny
 # leaves them alone.)
+#
+# The drawing below shows what becomes of an operator. One that is a view, a pointwise operator or a reduction itself,
+# such as `exp` or `sum`, needs no rule: it is in a green box from the start.
+# "Anything else" has neither a rule nor a place among the primitives.
 
 # %% tags=["fold"]
 drawing(
@@ -467,9 +478,10 @@ drawing(
 #
 # A primitive is more than a name on a list. Chapters 7 to 10 generate code for it without asking questions, so the
 # graph has to be *regular*: operands agree on their dtype, reductions name their dimensions, sums accumulate in at
-# least 32 bits. These promises are written down as a function that lists the nodes which break one. Here is the
-# part about pointwise nodes. (`alpha` is the factor of `add(x, y, alpha=2)`, which means x + 2 * y. In a regular
-# graph the factor is a product of its own.)
+# least 32 bits. (So the sum of a bfloat16 tensor is three nodes: a cast to float32, the sum, and a cast back.) These
+# promises are written down as a function that lists the nodes which break one. Here is the part about pointwise nodes.
+# The first operand of `where` is not compared, since it is the condition, which is bool. (`alpha` is the factor of
+# `add(x, y, alpha=2)`, which means x + 2 * y. In a regular graph the factor is a product of its own.)
 #
 # %show minicompile.ch06_decompositions.decompose.violations "if primitive.category" to "found.append(f"{node.format_node()}: alpha"
 

@@ -20,7 +20,9 @@ from minicompile.ch07_loops.verify import print_program
 # ## The smallest version
 #
 # [Part 8 of tiny](chapter:tiny.8), the compiler in one file, knows one kind of iteration: over rows `r` and columns
-# `c`. A view is a meta tensor, and from its strides follows which position an iteration reads:
+# `c`. A view is a meta tensor, and from its strides follows which position an iteration reads. `digits` writes `r` and
+# `c` as numbers whose digits are the indices of the view's dimensions. A digit is `(name, inner, count, stride)`: it is
+# `name // inner % count`, and each step of it is `stride` elements in memory:
 
 # %%
 print(inspect.getsource(tiny.position))
@@ -44,8 +46,9 @@ print("tiny:", ["loop" if isinstance(step, tiny.Loop) else step.name for step in
 print("minicompile:", [type(step).__name__ for step in watch(unlike_tiny, x).half()["program"].nodes])
 
 # %% [markdown]
-# What this chapter builds has no such stops: a position there is a tuple of loop variables with strides, and a loop
-# may reduce any of them.
+# (`watch` compiles a function and keeps what the compiler made on the way. `half()` is its forward half, and `"program"`
+# the loops and calls of that half.) What this chapter builds has no such stops. A loop has any number of variables and
+# may reduce over any of them, and the position that it reads is an arithmetic expression of them.
 
 # %% [markdown]
 # ## The naive version: a loop for each operator
@@ -161,8 +164,8 @@ row_of_boxes(
 
 # %% [markdown]
 # Each view has a function from an index of its result to an index of
-# its operand, and a chain of views is a composition of such functions. The compiler does the same sum, one
-# view at a time:
+# its operand, and a chain of views is a composition of such functions. The compiler makes the calculation that we have
+# made by hand, one view at a time:
 
 
 # %%
@@ -203,7 +206,9 @@ Table(["after", "the loop runs over", "and loads x at"], rows)
 # says `146 - 48a + 8c + b`. In the end there is one loop and one load.
 #
 # This is a view in the compiler. It gets the operand as a lazy tensor, and returns one whose element function
-# asks the operand at another index:
+# asks the operand at another index. `g` is the state of the lowering, and `g.val` the fake of the node that is being
+# lowered. `b`, a `Builder`, writes down the body of a loop, and `b.read(x, index)` asks `x` for an element. The two
+# lines about `stride` take eager's strides from the fake, if it describes this view, and else contiguous ones:
 #
 # %show minicompile.ch07_loops.views.slice_ "def pick" to "return index"
 #
@@ -244,6 +249,10 @@ rows = [
 Table(["written", "becomes", "because"], rows)
 
 # %% [markdown]
+# The algebra stops somewhere. A division splits off only those terms whose coefficient is a multiple of the divisor, and
+# drops what remains if its bounds show that it is at least 0 and less than the divisor. So `(4i + j) // 8` with `j < 4`
+# stays as it is, although a person sees that `j` cannot carry and that this is `i // 2`.
+#
 # ### A trap: division below zero
 #
 # A tensor of five elements is repeated, so that it has ten, and reversed. Element `i` of the result is
@@ -269,15 +278,19 @@ print("result:", seen.result.tolist())
 # [`Lazy`](ref:minicompile.ch07_loops.lazy.Lazy) is the class from the beginning of this page, with a dtype,
 # strides, and a record of what it reads. That record is what the decision needs which stopped the doubling. A
 # value with one reader becomes a part of its reader, unless that reader would compute it many times: `x + torch.log(y)`
-# with a column `y` asks for each logarithm once per element of its row, so on a CPU the column of logarithms is kept. With
-# several readers it is a question of bytes:
+# with a column `y` asks for each logarithm once per element of its row, so on a CPU the column of logarithms is kept.
+#
+# Some values are put into memory without any question: what the graph returns, which in forward includes all that
+# backward reads (chapter 5), what a library call reads, and the result of a reduction. For any other value with several
+# readers it is a question of bytes:
 #
 # %show minicompile.ch07_loops.lazy.worth_keeping
 #
 # The last line is the comparison from the beginning of this page. Recomputing moves more than keeping if `n*r > r +
 # 1 + n`, and that is the same as `(n - 1) * (r - 1) > 2`. With two readers of a sum of three tensors both ways move
-# six tensors. With three readers it is nine against seven, so the sum is kept. Only operands that are about as
-# large as the result count (`big`): a bias that is added to each row of a matrix is read from the cache.
+# six tensors. With three readers it is nine against seven, so the sum is kept. Only operands that are more than half as
+# large as the result count (`big`): a bias that is added to each row of a matrix is read from the cache. The first test
+# leaves out what reads no memory, such as a constant, and what is in memory already.
 #
 # Four more names stand in the code. `footprint` says what one element of the value costs: which nodes of the graph
 # would run, which buffers would be read, and whether an expensive function is among them. `present` gives a
@@ -286,12 +299,14 @@ print("result:", seen.result.tolist())
 # the value. A pooling over 3 by 3 asks nine times for each element of its result, so that nearly anything that
 # costs more than a load is better kept.
 #
-# `readers` are counted before anything is lowered, and counted with care: in `x * sigmoid(x)` both users of
-# `x` end up in the same loop, which reads it once. On a CPU an exponential costs as much as ten loads, so a
-# value with an expensive operation in it is kept earlier there.
+# `readers` are counted before anything is lowered, and not as users of the node. Each use is followed through pointwise
+# operators and views to the place where it ends: a reduction, a library call, a value that has to be in memory, or an
+# output. The different ends are counted. So in `x * sigmoid(x)` the value `x` has two users and one reader, since both
+# end up in the same loop. On a CPU an exponential costs as much as ten loads, so a value with an expensive operation
+# in it is kept earlier there.
 #
-# When a value is put into memory (the code says *realised*), its function is called once with symbolic indices, and what it does is written
-# down, value by value. That is the loop IR. A softmax:
+# When a value is put into memory (the code says *realised*), its function is called once with symbolic indices, and
+# what it does is written down, value by value. That is the loop IR. A softmax:
 
 # %%
 seen = watch(lambda x: torch.softmax(x, 1), torch.randn(8, 100))
@@ -358,9 +373,11 @@ print(print_program(seen.half()["program"]))
 print("right:", torch.allclose(seen.result, sound(signal)))
 
 # %% [markdown]
-# `g` is the state of the lowering, and knows what the result has to look like. `b` is the builder of one loop
-# body: `b.read(x, index)` asks the operand for an element, whatever the operand is by now; here it is `x *
-# 2`, which has never been computed. `b.op` makes a value. `selected` reads under a condition.
+# As in `make_view`, `g` is the state of the lowering, and knows what the result has to look like. `b` is the builder of
+# one loop body: `b.read(x, index)` asks the operand for an element, whatever the operand is by now; here it is `x *
+# 2`, which has never been computed. `b.op` makes a value. `selected` reads under a condition. `b.between` makes a
+# condition of two bounds, and leaves out a bound that holds for every index. Here `t - delay` is always less than the
+# size, so only the comparison with 0 (`ge`) stands in the body.
 #
 # Look at the body. `x` is loaded at two positions, doubled at both, and the second load has a condition
 # behind it. The multiplication by two and the ReLU have joined the loop although nobody asked them to. Drawn as a
@@ -452,12 +469,15 @@ Table(["strides of x", "remain", "folded, the last one innermost", "loads x at"]
 #
 # %show minicompile.ch07_loops.reductions.reduction "def fold" to "return [b.reduce(kind, elements[0])]"
 #
-# (For `argmax` it needs more, namely the position of each element among those that are folded.)
+# (For `argmax` it needs more, namely the `position` of each element among those that are folded. Of equal elements the
+# first one wins, so it matters which ones are equal. A half-precision value is float32 in a register, and two that
+# differ there may be equal once they are stored. `rounded` makes them what memory would hold before they are compared.)
 #
 # ### Two numbers from one pass
 #
 # A variance needs the mean first, and then the squared distances from it. That reads the data twice. A formula from the
-# textbook reads it once: the mean of the squares minus the square of the mean. In float32 it is a trap:
+# textbook reads it once: the mean of the squares minus the square of the mean. Chapter 6 has shown that in
+# float32 it is a trap, and named Welford's method as the way out. Here is what our loop makes of such data:
 
 # %%
 samples = torch.randn(100_000) + 3000
@@ -488,6 +508,9 @@ Table(
 # that a loop has to hold, and its body is what they need:
 #
 # %show minicompile.ch07_loops.ir.behind
+#
+# Values are numbered as they are made, operands before what is computed from them, and `in_order` is this number. With
+# `keep` a caller may stop the walk at some values; for the body of a loop it keeps all.
 #
 # A question about a body is a question to its values: fusion asks each load and store for its buffer and its index.
 # What has a meaning for every operation goes through the body once, forwards, operands first:
@@ -579,8 +602,10 @@ with torch.no_grad():
 #
 # %show minicompile.ch07_loops.verify.verify "if isinstance(node, Loop)" to "assert name in written"
 #
-# What it writes must be known as a buffer and not be written yet. If it is a new name for memory that exists, the old
-# name has been written before:
+# What it writes must be known as a buffer and not be written yet. One case needs `alias_of`. A program may write into an
+# input, and the loop that does so is given a new name for the memory of that input. The old name then means the
+# contents before the write and the new name those after it, so that each name is still written once. The new name may
+# only be written after the old one:
 #
 # %show minicompile.ch07_loops.verify.verify "for name in written_by" to "written.add"
 #
@@ -622,8 +647,11 @@ Listings(
 )
 
 # %% [markdown]
-# This is the end of the rule for a reduction. The plan says into how many blocks each folded dimension is cut. If
-# there is one, `block_results` emits the first loop, and what is reduced from then on are its results:
+# This is the end of the rule for a reduction. `split_plan` makes the plan, which says into how many blocks each folded
+# dimension is cut, or None if one loop is enough. If there is a plan, `block_results` emits the first loop, and what
+# is reduced from then on are its results. `identity(kind, dtype)` is the number that changes nothing when it is folded,
+# such as 0 for a sum; it fills a last block that is short. `names` has the name of the buffer for the result, and
+# `from_buffer` makes this buffer a lazy tensor again:
 #
 # %show minicompile.ch07_loops.reductions.reduction "plan = None" to "return from_buffer"
 #

@@ -438,7 +438,10 @@ for d in watch(stored_transposed, n, dynamic=False).half()["schedule"].decisions
 # ## Is it worth it?
 #
 # A value that flows is not read from memory any more. If no other loop reads it, it is not written either.
-# And a buffer that both loops read is read once instead of twice:
+# And a buffer that both loops read is read once instead of twice. In the code, `flows` are the buffers that `a` writes
+# and `b` reads, and `common` are those that both read. (A group of several loops may write a buffer and read it as well.
+# If `b` reads it, too, it is in both lists, and counts in both.) `members` are the loops of `b` alone, so another loop of
+# `a` that reads the buffer counts as one that still wants it, and the score is lower than what is saved:
 #
 # %show minicompile.ch08_fusion.fuse.score
 #
@@ -458,10 +461,11 @@ Table(["pair", "flows", "read by both", "bytes saved"], rows)
 # The exponentials (`buf1`) flow from loop1 to loop2, but loop3 reads them as well. So one reading is saved and the
 # writing is not: 2048 bytes, and not 4096. Loop0 and loop1 both read `x`, one at `64*i0 + r0` and the other at
 # `64*i0 + i1`. These indices look different, since nobody has looked for a common nest yet, and in a common nest they
-# may turn out to be the same. Until that is known, such a buffer counts half. The half orders the candidates, and decides
-# nothing: if the indices are still different *in the common nest*, then what one loop has in a register is never what the
-# other one needs, nothing would be saved, and the pair is refused. Here is such a pair. Both
-# loops read nearly all of `x`, but in the same iteration they read different rows:
+# may turn out to be the same. Until that is known, such a buffer counts half. The half orders the candidates, and counts
+# when a pair is asked whether it has enough in common. It does not say that the pair will be fused. If the indices are
+# still different *in the common nest*, then what one loop has in a register is never what the other one needs. A pair
+# between which nothing flows, and in which this holds for every buffer that both read, would save nothing and is
+# refused. Here is such a pair. Both loops read nearly all of `x`, but in the same iteration they read different rows:
 
 
 # %%
@@ -541,7 +545,9 @@ drawing(
 #
 # ### Updates in place
 #
-# Last come *hazards*. A buffer may be an alias, a new name for memory that already holds something, because the program
+# Last come *hazards*, and only for a pair that nothing else has refused: two loops that read `x` at different elements, of
+# which one also updates it, are refused because nothing is saved, before anybody asks for a hazard.
+# A buffer may be an alias, a new name for memory that already holds something, because the program
 # updates a parameter or the statistics of a batch norm. As two kernels, the one that reads the old contents runs before
 # the one that overwrites them. Inside of one kernel the iterations have no order, so an element may be overwritten
 # before another iteration has read it. Four things are forbidden for the memory of an alias:
@@ -625,7 +631,7 @@ for d in watch(centred_then_changed, torch.randn(8, 64), dynamic=False).half()["
 # Candidates are found through buffers: the writer of each with its readers, and neighbouring readers of one
 # buffer. All of them are scored, and tried in the order of their scores. A fusion may remove the obstacle of
 # another, because what stood between two loops is now inside of one of them. So the rounds repeat until
-# nothing changes. A round begins with the scores:
+# nothing changes, at most eight times. A round begins with the scores:
 #
 # %show minicompile.ch08_fusion.fuse.fuse_groups "scored = {}" to "scored[i, j]"
 #
@@ -795,7 +801,8 @@ Table(["work, bf16", "how", "ms per step", "peak GB", "generated kernels"], rows
 # ## Order and memory
 #
 # The order of the steps is free within the dependencies, and it decides how much memory is alive at once. The
-# scheduler tries two: the order of the program, and one that always takes the step that frees most. Then it
+# scheduler tries two: the order of the program, and one that takes, among the steps that are ready, the one that frees
+# most. It takes the second order if that lowers the peak by more than five per cent. Then it
 # plans the memory. A buffer is born at the step that writes it, and dead after the last step that reads it:
 
 # %%
@@ -815,9 +822,10 @@ timeline(
 
 # %% [markdown]
 # A new buffer can take over the memory of one that dies *in this very step*, if the kernel reads each element before it
-# writes it. That is tried first. If there is none, it can take over the memory of a dead one of the same size. The frames show the backward
-# pass of the block, step by step: what is allocated, what is taken over, what is freed, and how much is
-# alive.
+# writes it. That is tried first, and of several the one that was made first is taken. If there is none, it can take over
+# the memory of one that died in an earlier step and was kept, unless keeping it raises the peak. In both cases size,
+# dtype and device have to be equal. The frames show the backward pass of the block, step by step: what is allocated, what
+# is taken over, what is freed, and how much is alive.
 
 # %% tags=["fold"]
 def plan_frames(half):

@@ -285,7 +285,9 @@ Listings([(name, f"{text_of(s)}\n\n{how(s)}") for name, s in (("x + y", emit_tri
 # %% [markdown]
 # In the second kernel `yindex` is a column of positions and `xindex` a row of them; that is what `[:, None]` and
 # `[None, :]` say. `256*yindex + xindex` is a tile of 32 by 64 addresses. (32 of them in each direction are enough for whole
-# pieces of memory; 64 give each program more to ask for.) There are 8 by 4 such tiles, and the first two lines make of the
+# pieces of memory; 64 give each program more to ask for. Where the last axis is shorter, the other one gets more: for
+# `x.permute(0, 2, 1).contiguous()` with `x` of shape (8, 32, 64) the tile is 64 by 32. With more than four operands of full
+# size a tile has 1024 elements in place of 2048.) There are 8 by 4 such tiles, and the first two lines make of the
 # number of the program the position of its tile: the remainder says in which column of tiles it is, the quotient in
 # which row.
 #
@@ -294,8 +296,10 @@ Listings([(name, f"{text_of(s)}\n\n{how(s)}") for name, s in (("x + y", emit_tri
 #
 # %show minicompile.ch09_triton.tiling.contiguous_var
 #
-# If some access votes for another variable than the last one, the nest is cut behind that variable: it and the
-# variables before it are one axis, the rest are the other. Take `x.transpose(0, 1).contiguous()` with `x` of shape
+# If some access votes for another variable than the last one, the nest is cut behind that variable (of several, behind
+# the one with most votes): it and the variables before it are one axis, the rest are the other. The variable at the cut
+# has to have at least 4 values, since shorter runs are not worth a tile; otherwise there is one axis.
+# Take `x.transpose(0, 1).contiguous()` with `x` of shape
 # (16, 32, 64). The store goes along `i2`, and so does the load, so both vote for the last variable, and one axis
 # will do: rows of 64 move as a whole. For `x.permute(1, 2, 0).contiguous()` of the same tensor the load goes along `i1`
 # of the nest (32, 64, 16). So the cut is behind `i1`, the axes are `(i0, i1)` and `(i2)`, and a tile is a piece of both:
@@ -434,7 +438,8 @@ lines(
 # %show minicompile.ch09_triton.heuristics.along_rows
 #
 # The other is for rows that lie across memory, as those of a sum of columns. Here a program takes up to 64 neighbours,
-# and holds only what is short:
+# and holds only what is short. (The first lines are for sums of few rows and very many columns, where a program takes 64
+# or 128 neighbours and has only 1024 elements at a time.)
 #
 # %show minicompile.ch09_triton.heuristics.down_columns
 #
@@ -458,9 +463,12 @@ lines(
 # it belongs to, `is_element` says whether a value varies along the row, and `elements` finds the elements that a list
 # of values is computed from.
 #
-# There is one exception. If the kernel writes over memory that a later loop will load once more, as an update in
-# place does, the store has to wait for that loop. Waiting may move loads, and these may make other stores wait. So
-# it is repeated until nothing moves:
+# There is one exception. If the kernel writes over memory that a later loop will load once more, the store has to wait
+# for that loop. Waiting may move loads, and these may make other stores wait. So it is repeated until nothing moves.
+# The third hazard of chapter 8 refuses most such kernels, but not all: two pointwise loops, of which one updates `x`, may
+# become one, and a reduction that reads only what they have computed may join them. In `x.sub_(x.mean(1, keepdim=True))`
+# with a softmax of `x` behind it, the update and the exponentials share a kernel with the sum of these. Its first loop
+# knows the new `x`, but its second one loads the old `x` again to compute the exponentials, so the store waits for it:
 #
 # %show minicompile.ch09_triton.passes.schedule_passes "last_load" to "when |= late"
 #

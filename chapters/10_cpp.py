@@ -66,6 +66,9 @@ C = {
 # %% [markdown]
 # The line of one value: `v3` becomes the variable `v3`. A load reads an array, a store writes one, a constant is a
 # literal, and for anything else the template is filled in. (`names` has the name of each buffer's array.)
+#
+# A kernel comes with as few variables as will do: dimensions that every access passes through in one go are merged when
+# the kernel is built, so that a nest of 8 by 64 whose every address is `64*i0 + i1` is one of 512.
 
 
 # %%
@@ -383,7 +386,8 @@ variance = watch(lambda t: t.var(1), torch.randn(64, 100), dynamic=False).half()
 print(part(variance, "double mean", "    // "))
 
 # %% [markdown]
-# The position of a maximum and the online softmax work in the same way. Their merging steps are functions in
+# The position of a maximum and the online softmax work in the same way. (The softmax above is not online: on a CPU it
+# walks its row three times, and only the generator of chapter 9 joins the maximum and the sum.) Their merging steps are functions in
 # `reductions.h`, a file of 60 lines that is put in front of the kernels.
 #
 # ### Two iterations that hit one element
@@ -459,8 +463,9 @@ Table(["program", "loads, and the store", "votes for i0", "votes for i1"], rows)
 # In the second row there is a tie, which goes to the variable that stands last. In the third, three strided loads
 # outvote the store.
 #
-# Whoever has lost the vote still jumps. If some access moves by one element along another variable than the lane,
-# as the load of a transposition does, the nest is cut into tiles of 32 by 64 elements. A tile is finished before
+# Whoever has lost the vote still jumps. If some access of a pointwise kernel jumps along the lane and moves by one element
+# along another variable, as the load of a transposition does, the nest is cut into tiles of 32 by 64 elements. (An access
+# that does not depend on the lane at all, such as `s[i0]`, does not jump.) A tile is finished before
 # the next one begins, so that a cache line which was fetched for one element is still there for its neighbours:
 
 

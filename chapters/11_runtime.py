@@ -140,9 +140,11 @@ print(compiled.source)
 # ### How the text is made
 #
 # The generator is a state and one function for each kind of line. The state is the list of lines, and what is known
-# about names. `globals` has the objects that the text will need (kernels, dtypes, operators), and `known` the names that
-# they have got. `locals` has the name of each buffer's memory, `taken` all of these names. `fresh` says which of them are
-# memory that this program has made, as opposed to an input or a result of a library, which may begin anywhere in its memory:
+# about names. `globals` has the objects that the text will need (kernels, dtypes, operators), and `known` the names
+# that they have got. `locals` has, for each buffer, the Python name of its memory, and `taken` is the set of these
+# names, so that none is given twice. (A *root* in the listing is a buffer that is no alias of another one. Aliases
+# share the Python name of their root.) `fresh` says which of them are memory that this program has made, as opposed
+# to an input or a result of a library, which may begin anywhere in its memory:
 #
 # %show minicompile.ch11_runtime.host.Writer "program: Program" to "fresh: set"
 #
@@ -150,8 +152,13 @@ print(compiled.source)
 #
 # %show minicompile.ch11_runtime.host.write_allocation
 #
-# And here is the walk over the schedule. For each step the plan says what to allocate before it, which dead
-# memory to take over, and what to free behind it. In between stands the call.
+# And here is the walk over the schedule. For each step the plan says what to allocate before it, which dead memory to
+# take over, and what to free behind it. In between stands the call. In the listing, `p` is the program, and
+# `calls[k]` has the function of the kernel and its arguments. An argument is the name of a buffer or of a size. It
+# can also be a `View` of one number in the memory of the CPU, which a kernel of the GPU cannot load. Then the host
+# reads the number with `.item()`. Kernels take only addresses and integers of 64 bits, so `bits_of_float` makes of it
+# the integer with the same bits. If a value could take over both the memory of a value that dies in this very step
+# and memory that has been dead before, the plan takes the former.
 #
 # %show minicompile.ch11_runtime.host.generate_host "for k, (step, plan)" to "write_free"
 #
@@ -174,20 +181,25 @@ q = torch.randn(1, 2, 8, 16)
 print(watch(attention, q, q, q).half()["compiled"].source)
 
 # %% [markdown]
-# `x0` is the operator, and the comparison stands two lines below its call. `view` is a window on a tensor, given by sizes,
-# strides and an offset from where the tensor begins. And around everything stands `with below_autograd()`, as in each program
-# that calls an operator. An operator would ask whether autograd has to record it. Here it need not: for autograd the
-# whole program is one operation ([chapter 5](chapter:05)), and to say so once is cheaper than to be asked at every call.
+# `x0` is the operator, and the comparison stands two lines below its call. `relayout` makes a copy with the given
+# strides. The program has one input, since `watch` was given one tensor three times. `view` is a window on a tensor,
+# given by sizes, strides and an offset from where the tensor begins. It is used for inputs and for results of
+# libraries, which may begin anywhere in their memory. Where the program has made the memory (`fresh`), the tensor
+# begins where the memory does, and `as_strided` is called directly. And around everything stands
+# `with below_autograd()`, as in each program that calls an operator. An operator would ask whether autograd has to
+# record it. Here it need not: for autograd the whole program is one operation ([chapter 5](chapter:05)), and to say
+# so once is cheaper than to be asked at every call.
 #
 # ## Two lines that look superfluous
 #
 # ### `args.clear()`
 #
-# The program takes a *list* of inputs, and the first thing that it does is to empty the list. Leave the line out,
-# and everything still computes. What is lost is found by asking when an input dies. The cell below takes the
-# generated text, with and without the line, and puts a function of its own in the place of the last kernel. This
-# function looks through a weak reference whether the program's input is still there, although the first kernel was
-# its last reader.
+# The program takes a *list* of inputs, and the first thing that it does is to empty the list. Leave the line out, and
+# everything still computes. What is lost is found by asking when an input dies. The cell below takes the generated
+# text, with and without the line, and puts a function of its own in the place of the last kernel. This function looks
+# through a weak reference whether the program's input is still there, although the first kernel was its last reader.
+# (`host.namespace` has the globals of the generated module, the keys of `host.numbers` are the names of the kernels
+# in it, and `define` makes a function of the changed text.)
 
 
 # %%
@@ -281,9 +293,14 @@ head(seen.half("backward")["compiled"].source, 45)
 #
 # ### Equal kernels are one
 #
-# A model of twelve equal layers has every kernel twelve times, each time over other buffers. Before a kernel
-# is printed, its buffers get neutral names in the order in which they appear: `in0`, `in1`, `out0`. Two
-# kernels that are equal then have equal texts, are compiled once, and are called with different arguments.
+# A model of twelve equal layers has every kernel twelve times, each time over other buffers. Before a kernel is
+# printed, its buffers get neutral names in the order in which they appear: `in0`, `in1`, `out0`. Two kernels that are
+# equal then have equal texts, are compiled once, and are called with different arguments. Each of them is still a
+# launch of its own. Where four or more equal kernels need nothing from each other, they become one launch as well, a
+# *list* ([chapter 12](chapter:12)). The cell below counts for three blocks. A block alone has four kernels in
+# forward, but three have ten and not twelve: the addition at the end of a block and the norm at the beginning of the
+# next are one kernel, and it is equal to the one in the middle of a block. (`kernel.local` in the listing are buffers
+# that are never stored: only this kernel uses them.)
 #
 # %show minicompile.ch08_fusion.canonical.canonical_names
 
@@ -299,8 +316,10 @@ print(
 # ## Where the time of a call goes
 #
 # A call of compiled code goes through several layers. The frame hook finds the compiled function, which checks its
-# guards. Then comes autograd's node, in it the host program, and from there kernels and libraries are called. Here are two of
-# these layers, each timed alone, and the whole:
+# guards. Then comes autograd's node, in it the host program, and from there kernels and libraries are called. Here
+# are two of these layers, each timed alone, and the whole. The guards are hardly to be seen. Nearly everything is the
+# host program with its kernels, which on a CPU run on the same processor. What the whole call needs beyond these two
+# is the hook and autograd's node:
 
 # %%
 forward = seen.half("forward")["compiled"]
@@ -368,11 +387,12 @@ Table(["a kernel takes", "300 of them take", "of which the device waits"], rows)
 # Below five microseconds the time does not depend on the kernels at all: to make them faster gains nothing. Above
 # it the host is ahead, and its own time has disappeared. A whole model is in between, since its kernels differ.
 #
-# A *CUDA graph* is a recording of everything that was put into a queue. It is replayed with one call, which
-# takes about as long as one launch. It is the largest gain there is for models of many small kernels. And it
-# has a price that one has to understand before one may use it: a recording contains *addresses*. The kernels
-# in it read where their inputs were when they were recorded, and they write where their outputs were. Here is
-# a class that behaves like a CUDA graph, on the CPU. It holds on to one input and one output:
+# A *CUDA graph* is a recording of everything that was put into a queue. It is replayed with one call, which takes
+# about as long as one launch. It is the largest gain there is for models of many small kernels. And it has a price
+# that one has to understand before one may use it: a recording contains *addresses*. The kernels in it read where
+# their inputs were when they were recorded, and they write where their outputs were. (It contains the numbers of each
+# launch, too. What is done about numbers that change, such as a learning rate, is told in [chapter 12](chapter:12).)
+# Here is a class that behaves like a CUDA graph, on the CPU. It holds on to one input and one output:
 
 
 # %%
@@ -406,37 +426,43 @@ graph.replay()
 print("a result that was kept:", first.tolist(), "where [10.0, 20.0] is right")
 
 # %% [markdown]
-# The third fault needs training to be seen. Forward leaves activations in the graph's memory, and backward
-# reads them there. If the program runs forward *twice* before it runs the first backward, as every program
-# does that adds two losses or accumulates gradients, the second forward overwrites the activations of the
-# first, and the first gradient is computed from the wrong batch. No error is raised. Users of torch.compile's
-# `reduce-overhead` have met all three.
+# The third fault needs training to be seen. Forward leaves activations in the graph's memory, and backward reads them
+# there. If the program runs forward *twice* before it runs the first backward, as every program does that adds two
+# losses or accumulates gradients, the second forward overwrites the activations of the first, and the first gradient
+# is computed from the wrong batch. No error is raised. Users of torch.compile's mode `reduce-overhead`, which replays
+# CUDA graphs, have met all three.
 #
 # ### Three rules
 #
 # **An input is static or it is copied in.** A tensor that is the same memory at the same address in two calls in a
-# row, such as a parameter, is read in place, and its address is compared at every call. Anything else is copied
-# into a placeholder that never moves. If a static input turns out to have moved, the recording is thrown away. The
-# first time, a parameter was probably replaced, as by loading a state, and the graph is recorded anew with the new
-# address. An input that moves again is no parameter. It is copied from then on. (A recorded backward pass is more
-# careful. It is replayed only if everything that it reads in place lies where forward has found it. Once forward copies
-# an input, backward finds it in a new place each time, and runs without its graph, which is right and slower.)
+# row, such as a parameter, is read in place, and its address is compared at every call. Anything else is copied into
+# a placeholder that never moves. If a static input turns out to have moved, the recording is thrown away. The first
+# time, a parameter was probably replaced, as by loading a state, and the graph is recorded anew with the new address.
+# An input that moves again is no parameter. It is copied from then on. (A recorded backward pass is more careful.
+# What it reads in place are parameters and activations. It is replayed only if each parameter lies where forward has
+# found it, and each activation where forward has left it. Once forward copies an input, backward finds it in a new
+# place each time, and runs without its graph, which is right and slower.)
 #
 # %show minicompile.ch11_runtime.cudagraphs.GraphedCallable "if not lie_at(" to "return run_recording"
 #
-# (These lines stand in the method that is called instead of the host program. `recording` is what the second call
-# has left behind. The *first* call of each size runs as it is, because at that time libraries still allocate their
-# workspaces and kernels are still being compiled, and neither may happen while a graph is recorded.)
+# (These lines stand in the method that is called instead of the host program. `recording` is what the second call has
+# left behind. The *first* call of each size runs as it is, because at that time libraries still allocate their
+# workspaces and kernels are still being compiled, and neither may happen while a graph is recorded. A *workspace* is
+# memory that a library keeps for its intermediate results. `lie_at` compares addresses, and `relocated` decides what
+# becomes of an input that has moved. `queue_behind` makes this launch wait for the last one if that was put into
+# another queue. `lent` and `group.out` belong to the next rule.)
 #
 # **What leaves is copied out.** Results and gradients go into fresh tensors, all of them in one launch. This
 # is where we differ from torch.compile, which hands out the graph's own memory and asks the user to be done
 # with it before the next call.
 #
 # One copy can be spared without asking anything of the user. A whole training step (chapter 12) that begins with
-# `zero_grad()` drops the gradients of the step before, and GPT-2 would then make 148 tensors to copy the new ones into. Where nobody had
-# kept a result when the next call came, it is *lent*: the caller gets the graph's own tensor. Before each replay the
-# references to what is lent are counted, in Python and in C++. If somebody has kept one, or a view of one, its
-# memory is left to them, and everything is recorded once more elsewhere.
+# `zero_grad()` drops the gradients of the step before, and GPT-2 would then make 148 tensors to copy the new ones
+# into. So when the second call is about to be recorded, we look which results of the first call have been freed by
+# then. The caller has dropped these, and is likely to drop them each time. From now on they are *lent*: the caller
+# gets the graph's own tensor. (`group.out` has the recordings whose lent tensors may be with the caller.) Before each
+# replay the references to what is lent are counted, in Python and in C++. If somebody has kept one, or a view of one,
+# its memory is left to them, and everything is recorded once more elsewhere.
 #
 # **What stays is watched.** Activations for backward are not copied, or the gain would be gone. They are
 # handed to autograd as throw-away aliases, and the graph keeps a weak reference to each. While one of them is
@@ -448,11 +474,13 @@ print("a result that was kept:", first.tolist(), "where [10.0, 20.0] is right")
 #
 # %show minicompile.ch11_runtime.cudagraphs.GraphedCallable.must_run_plainly
 #
-# Read it for the two kinds. A forward pass must not be replayed while a backward is pending (or while a hook may
-# keep what is saved). A backward pass may be replayed if the activations that it gets are the graph's *own*. Those
-# of a forward that ran without the graph lie elsewhere, and its backward must not be replayed over the ones that
-# still wait. And with `retain_graph=True` the activations must survive, so a recording that would overwrite them is
-# not used.
+# Read it for the two kinds. A forward pass must not be replayed while a backward is pending (or while a hook may keep
+# what is saved). A backward pass may be replayed if the activations that it gets are the graph's *own*. Those of a
+# forward that ran without the graph lie elsewhere, and its backward must not be replayed over the ones that still
+# wait. And with `retain_graph=True` the activations must survive, so a recording that would overwrite them is not
+# used. There is a case in which this function answers no and a backward pass runs without its graph all the same. Its
+# forward ran without the graph, but nobody waits any more. Then the comparison of addresses, further above, finds
+# that the activation is not where the recording would read it, and `relocated` has the pass run as it is.
 #
 # The picture shows which way each kind of tensor takes.
 
@@ -477,15 +505,21 @@ drawing(
 )
 
 # %% [markdown]
-# With these rules a replay is: copy in, replay, copy out.
+# With these rules a replay is: copy in, replay, copy out. In the listing `r` is the recording and `g` the callable
+# that it belongs to. The fresh tensors are made first: if memory runs out, this is known before anything is written.
+# `r.written` has the placeholders that the graph writes to, and what it has written there goes back into the caller's
+# tensors. `g.mutated` are the positions of all inputs that the graph writes. `g.pick_mutated` takes these from the
+# arguments, and their versions are raised.
 #
 # %show minicompile.ch11_runtime.cudagraphs.run_recording "with torch._C" to "torch._foreach_copy_(fresh"
 #
 # ### Watched while it works
 #
-# The rules are separate from CUDA, so they run here with a recorder that behaves like `Graph` above. The
-# region computes `tanh(x @ w)` and saves its result for backward. Each frame is one event of a training loop,
-# with what the real code decided.
+# The rules are separate from CUDA, so they run here with a recorder that behaves like `Graph` above. On a GPU
+# `borrow` makes a tensor that looks at the graph's memory without keeping it from being freed, and `leave_pool` has
+# later recordings use other memory; here neither has anything to do. The region computes `tanh(x @ w)` and saves its
+# result for backward. (`results=1` says that only the first output goes to the caller, and the second is what is
+# saved.) Each frame is one event of a training loop, with what the real code decided.
 
 # %% tags=["fold"]
 from minicompile.ch11_runtime.cudagraphs import GraphSet
@@ -613,8 +647,9 @@ for name in ("h100-gpt2", "h100-resnet50"):
 Table(["work, bf16", "how", "ms per step", "peak GB"], rows)
 
 # %% [markdown]
-# ResNet-50 has hundreds of short kernels and still gains. GPT-2 has kernels long enough to hide the host:
-# a replay gains nothing, the copies cost time, and the graphs' pool costs memory.
+# ResNet-50 has hundreds of short kernels and still gains. GPT-2 has kernels long enough to hide the host: a replay
+# gains nothing, the copies cost time, and the graphs' pool costs memory. (The pool is the memory that all graphs of
+# one function share.)
 #
 # ### What a copy costs
 #
@@ -622,9 +657,11 @@ Table(["work, bf16", "how", "ms per step", "peak GB"], rows)
 # gigabyte in float32. To read and write it once takes 0.3 ms on an H100, one percent of the step. That buys a
 # promise: no result is ever overwritten, whatever the caller does with it.
 #
-# What is left of a compiled call when its kernels are taken away? The table has graphs that do nothing, called on that
-# host. A model brings guards on hundreds of parameters with it. Without the C memo ([chapter 2](chapter:02)) these alone
-# would cost more than the whole call does now.
+# What is left of a compiled call when its kernels are taken away? The table has graphs that do nothing, called on a
+# machine with the same GPU. In its first row, `two lines` is a function of an addition and a ReLU. In its last row a
+# GPT of twelve layers writes to itself: at each call it stores its loss and the number of its calls in its own
+# attributes. A model brings guards on hundreds of parameters with it. Without the C memo ([chapter 2](chapter:02))
+# these alone would cost more than the whole call does now.
 
 # %% tags=["gpu-result", "results:h100-overhead", "fold"]
 calls = results("h100-overhead")["call_us"]

@@ -179,8 +179,9 @@ Table(["graph", "calls", "the first ones"], [(n, len(ops), ", ".join(ops[:4])) f
 #   table below counts this for one gradient.
 # - **What neither side can see.** The weights were cast for the forward pass and change in the update. A buffer that
 #   dies at the end of one graph cannot become the memory of a value in the next.
-# - **The host.** Each graph has guards and an entry. Between forward and backward stand autograd's node and the
-#   engine. The optimizer, where it is not compiled, is Python over hundreds of tensors.
+# - **The host.** Each graph has guards, which are checked at each call, and an entry, the code that leads from the
+#   caller into it. Between forward and backward stand autograd's node and the engine. The optimizer, where it is not
+#   compiled, is Python over hundreds of tensors.
 # - **A recording each.** A CUDA graph ([chapter 11](chapter:11)) replays one graph. Between two of them everything has
 #   to be where the other one will look for it.
 #
@@ -267,8 +268,9 @@ class NaiveStep:
 
 
 # %% [markdown]
-# Try it on a layer and gradient descent. The graph has no border anywhere: `tanh_backward` stands behind the loss, and
-# the update behind it.
+# Try it on a layer and gradient descent. The graph has no border anywhere: `tanh_backward` stands behind the loss,
+# and the update behind it. The nodes called `detach` are autograd's: it keeps a tensor under a name without a
+# history, and nothing is computed there.
 
 
 # %%
@@ -408,8 +410,10 @@ print(print_graph(captured))
 #
 # %show minicompile.ch12_training.backward.gradients "with backward_pass"
 #
-# (`backward_pass` marks what is recorded meanwhile; a later section needs the marks. `to_be_kept` is explained in
-# a later section, too.)
+# (`backward_pass` marks what is recorded meanwhile; a later section needs the marks. `to_be_kept` is explained in a
+# later section, too. `stops` are tensors beyond which this pass does not go, and `stopped_at` marks their nodes in
+# autograd's graph while it runs. They are needed where a tensor has a hook, which is told further below.
+# `without_hooks` keeps the hooks of the leaves from being called, since these calls are in the graph already.)
 #
 # Now the next stage. [Chapter 5](chapter:05) records a captured graph by running it once more on fakes, with a recorder
 # below the dispatcher. It comes to this node like to any other, and calls it. The engine runs, *on fakes and under the
@@ -534,11 +538,12 @@ drawing(
 # `model.parameters()` for the leaves would give `unused` a gradient of zeros, and then weight decay would shrink a
 # parameter that eager leaves alone.
 #
-# The trace can do the same walk, with `history_of`, which gives each node behind some fakes once. Its fakes are tensors
-# to autograd, so they have such a graph, and each `AccumulateGrad` in it holds a fake. A table of the trace,
-# `tensor_of_fake`, leads from the fake to the value of the trace, and so to the node of the graph and to the access
-# path in the program. This is the [function that does it](ref:minicompile.ch12_training.backward.leaves_of). It is one
-# of this chapter's [exercises](exercise:find-leaves).
+# The trace can do the same walk, with `history_of`, which gives each node behind some fakes once. Its fakes are
+# tensors to autograd, so they have such a graph, and each `AccumulateGrad` in it holds a fake. The trace has a table,
+# `tensor_of_fake`, in which it finds its own value for that fake. The value knows its node in the captured graph, and
+# by which path the program reaches the tensor. This is the [function that does
+# it](ref:minicompile.ch12_training.backward.leaves_of). It is one of this chapter's
+# [exercises](exercise:find-leaves).
 #
 # One end of the walk is not ours. If a tensor was computed *before* the compiled function was called, its history
 # lies outside, and the gradient would have to go on there. The history of the fake of such an input ends in
@@ -554,16 +559,17 @@ report = minicompile.explain(from_outside, backend="eager")(w * 2, w)
 print(report.breaks[0].reason)
 
 # %% [markdown]
-# A parameter may have *hooks*, which are Python functions that the engine calls when it has a gradient for it. Capture
-# interprets them as it interprets any call, leaf by leaf, in the engine's order. A hook on an activation is called in
-# the middle of a backward pass, and what it returns flows on. There the pass is divided: one `gradients` node goes from
-# the loss to this tensor, the hook is interpreted, and another node [goes on from
-# there](code:minicompile/ch12_training/hooks.py).
+# A parameter may have *hooks*, which are Python functions that the engine calls when it has a gradient for it.
+# Capture interprets them as it interprets any call, leaf by leaf, in the engine's order. A hook on an activation is
+# called in the middle of a backward pass, and what it returns flows on. There the pass is divided: one `gradients`
+# node goes from the loss to this tensor, the hook is interpreted, and another node [goes on from
+# there](code:minicompile/ch12_training/hooks.py). The tensor is one of the `stops` of the first node.
 #
-# With `create_graph=True` the gradients are differentiable themselves, as a gradient penalty needs it. For the
-# recorder this is nothing special. The engine notes what it does, on fakes, and the next `gradients` node walks
-# through that. `backward(create_graph=True)` breaks the graph all the same: the history would stay in `.grad`, which leaves the
-# compiled function.
+# `torch.autograd.grad` becomes a `gradients` node as well. With `create_graph=True` the gradients that it returns can
+# be differentiated themselves, as a gradient penalty needs it. For the recorder this is nothing special. The engine
+# notes what it does, on fakes, and the next `gradients` node walks through that. `backward` is another matter. It
+# leaves the gradients in `.grad`, from where their history would leave the compiled function, so
+# `backward(create_graph=True)` breaks the graph.
 #
 # ## Who owns `.grad`
 #
@@ -574,10 +580,11 @@ print(report.breaks[0].reason)
 #    those of the parameter.
 # 2. If there is a gradient, the new one is *added to it in place*. Whoever holds the old tensor sees the sum.
 #
-# Whether it is `None` is known at each moment of the trace, if one keeps book. So `.grad` is a *slot* of the trace: for
-# each leaf, what its gradient is now. At first that is what the real attribute holds, under a guard. `zero_grad`,
-# `p.grad = None`, `del p.grad` and `backward()` change the slot, and reading `p.grad` reads it. Rule 2 is then one node,
-# `add_`, in the graph. Here are two micro-steps after a `zero_grad`:
+# If the trace notes each change of `.grad`, it knows at each moment whether it is `None`. So `.grad` is a *slot* of
+# the trace: for each leaf, what its gradient is now. At first that is what the real attribute holds, under a guard.
+# `zero_grad`, `p.grad = None`, `del p.grad` and `backward()` change the slot, and reading `p.grad` reads it. Rule 2
+# is then one node, `add_`, in the graph. Here are two *micro-steps* after a `zero_grad`. A micro-step is forward and
+# backward for one part of a batch, whose gradients are added to those of the other parts:
 
 
 # %%
@@ -638,7 +645,10 @@ print("the epilogue assigns:", "grad" in seen.captured[0].body, " the same tenso
 #
 # Rule 1 has two conditions, and both were broken by the naive version. When the engine accumulates it takes care of
 # them, in C++: if somebody else still holds the gradient, it copies. We asked the engine only to compute, so we look
-# ourselves. Inside a recording it is clear who shares what: two fakes are aliases if their storages are one.
+# ourselves. Inside a recording it is clear who shares what: two fakes are aliases if their storages are one. In the
+# listing, `form` is a tensor with the strides that the gradient has to have. These are the strides of the leaf if it
+# is dense, which means without gaps or overlaps in memory, and those of a contiguous tensor otherwise. If the tensor
+# has no elements there is nothing to copy, and `form` itself is the gradient.
 #
 # %show minicompile.ch12_training.backward.to_be_kept
 #
@@ -684,9 +694,10 @@ head(seen_step.captured[-1].before, 3)
 # `optimizer.zero_grad()`, so the trace has met each parameter first in the optimizer's list, and that is the path by
 # which the line reaches it; the model, where it also lies, was not looked at yet.
 #
-# It has to be done with care: only where the program itself replaced the gradient, and only if nothing reads it. A
-# program that prints the norm of the old gradient first keeps the gradient until it has printed. To decide this is
-# [another exercise](exercise:forget-gradients). A backend that looks around while the graph runs shows the effect:
+# It has to be done with care: only where the program itself replaced the gradient, and only if nothing reads it. To
+# return it counts as reading. A program that prints the norm of the old gradient first keeps the gradient until it
+# has printed. To decide this is [another exercise](exercise:forget-gradients). A backend that looks around while the
+# graph runs shows the effect:
 
 
 # %%
@@ -728,9 +739,10 @@ for function in (cleared, looks_first):
 # wrong training loop. In the compiled function nothing was saved that could be freed, the loss comes back as a plain
 # result. It must not look like a constant, though, and must not be differentiable either.
 #
-# So the trace notes which nodes of the autograd graph have lost what they had saved. When a tensor leaves the function,
-# its own history is compared with these. If it contains one, the tensor leaves with a node whose derivative is the
-# error:
+# So the trace notes which nodes of the autograd graph have lost what they had saved. When a tensor leaves the
+# function, its own history is compared with these. If it contains one, the tensor leaves with a node whose derivative
+# is the error. (`anchor` is an empty tensor that requires a gradient. Without it no operand would, and autograd would
+# not note the node.)
 #
 # %show minicompile.ch03_capture.epilogue.Spent
 
@@ -783,13 +795,14 @@ Table(["output", "eager", "compiled"], list(zip(("loss", "hidden", "w.sum()"), *
 # need *more* memory than a compiled model with an eager optimizer beside it. And if the program put a part of the model
 # under a *checkpoint*, which means "do not keep this, compute it again", it would be kept all the same.
 #
-# So the choice of chapter 5 is made here as well, by the
-# [same function](ref:minicompile.ch05_autograd.partition.choose_saved). It needs to know which nodes belong to
-# backward. The recorder marks every node that is written down while a `gradients` node runs. The marked nodes are one
-# side of the cut, and the nodes in front of the first of them are the other. The answer is a set of values that are worth
-# their memory. Chapter 5 then cuts the graph in two. Here it stays in one piece. For each value that is *not* in the
-# set, the nodes that compute it are copied to the place right before its first reader in backward, and the readers in
-# backward use the copy. The original then dies in forward:
+# So the choice of chapter 5 is made here as well, by the [same
+# function](ref:minicompile.ch05_autograd.partition.choose_saved). It needs to know which nodes belong to backward.
+# The recorder marks every node that is written down while a `gradients` node runs. The marked nodes are one side of
+# the cut, and the nodes in front of the first of them are the other. Clipping and the update stand behind backward
+# and belong to neither side. The answer is a set of values that are worth their memory. Chapter 5 then cuts the graph
+# in two. Here it stays in one piece. For each value that is *not* in the set, the nodes that compute it are copied to
+# the place right before its first reader in backward, and the readers in backward use the copy. The original then
+# dies in forward:
 
 # %%
 def wide(x, w, v):
@@ -810,11 +823,13 @@ print("after it:   ", carried(recompute_in_backward(primitives)))
 
 # %% [markdown]
 # The lines list what is computed in forward and read in backward. As recorded, three values of equal size live that
-# long: the result of the first matrix product, a part of the GELU that its derivative needs again (`add_tensor`), and the
-# GELU's result (`mul_tensor_2`), which the gradient of `v` multiplies. After the choice only the product is left. It is
-# dear to compute, and the two others follow from it by a few cheap operators. These operators now occur twice in the
-# graph, but the copies do not become a kernel of their own. Backward has a kernel for the GELU's derivative, which reads
-# the product anyway, and fusion takes the copies into it.
+# long: the result of the first matrix product, a part of the GELU that its derivative needs again (`add_tensor`), and
+# the GELU's result (`mul_tensor_2`), which the gradient of `v` multiplies. After the choice only the product is left.
+# It is dear to compute, and the two others follow from it by a few cheap operators. These operators now occur twice
+# in the graph, but the copies do not become a kernel of their own. Backward has a kernel for the GELU's derivative,
+# which reads the product anyway, and fusion takes the copies into it. The copy of the GELU's result is an operand of
+# a matrix product, so it has to be written to memory once more. But it is alive only until that product has run, and
+# not from forward on.
 
 # %% [markdown] tags=["page"]
 # ## Optimizers are programs
@@ -868,7 +883,8 @@ print("\n".join(line.strip() for line in program_text.splitlines() if "bits_of_f
 
 # %% [markdown]
 # These are all the numbers of AdamW. `f0` is the learning rate, `f1` the count. They are handed to kernels as
-# arguments. The next step has other numbers, and nothing is compiled.
+# arguments. A kernel takes addresses and integers of 64 bits, so `bits_of_float` makes of each number the integer
+# with the same bits. The next step has other numbers, and nothing is compiled.
 #
 # The program adds one to the counter *before* it asks. The trace has seen this: as long as only whole numbers were
 # added to a tensor that came in, it is the number that came in, plus their sum. That is the `+ 1.0` above. It holds
@@ -920,9 +936,11 @@ for g in seen_step.captured[-1].guards:
 # - What `zero_grad` leaves does not depend on what it finds. The trace assigns `None` to each slot without looking.
 # - The state that an optimizer begins with does not depend on the step. When the trace comes to the method that makes
 #   it, the method is called for real, and the trace finds the moments as later calls will. This happens only if the
-#   program has not looked at the state before, and it is taken back if the step is not taken after all. The momentum of
-#   SGD is the gradient itself in the first step, and `momentum * buffer + gradient` later. If the buffer is made of
-#   `-0.0`, the second formula gives the first one, to the last bit.
+#   program has not looked at the state before, and what was made is removed again if the step does not happen,
+#   because the compilation fails or the call raises an exception. The momentum of SGD is the gradient itself in the
+#   first step, and `momentum * buffer + gradient` later. If the buffer is made of `-0.0`, the second formula gives
+#   the gradient, too, to the last bit: a positive momentum times `-0.0` is `-0.0`, and to add it changes no number.
+#   (To add `0.0` would change one: it makes `0.0` of `-0.0`.)
 # - The learning rate will vary, so it is a symbol from the beginning. (Weight decay and betas seldom do. They are guarded by
 #   their values until one changes, which makes a second version, with a symbol.)
 # - `scheduler.step()` is mostly the last thing that a step does. Then it need not be interpreted, since nothing is left
@@ -976,7 +994,12 @@ Table(["step", "call", "compiled", "the guard that failed"], found)
 #
 # The second is more precise by one rounding. But it is not what eager computes. A compiler that records the region on
 # fakes gets it right if its fakes are parameters to autocast: leaves that require a gradient, and no views. Then
-# PyTorch's own cache does its work during the recording, and one cast is written.
+# PyTorch's own cache does its work during the recording, and one cast is written. The first line that is printed
+# below counts the casts of the weight in the recorded graph. This number alone proves nothing. Without the cache it
+# is 1 as well, since equal nodes are merged after recording ([chapter 5](chapter:05)), and two casts of one weight
+# are equal. What merging cannot make equal is backward, where the gradients are added before their cast with the
+# cache, and after it without. So the proof is in the other two lines: the compiled step has eager's gradient, and
+# eager without its cache has another one.
 
 
 # %%
@@ -1062,11 +1085,11 @@ Table(["list", "pieces", "kinds of code"], [(s.name, len(s.pieces), len(s.bodies
 
 # %% [markdown]
 # With lists it is the number of kernels from the beginning of the chapter. Each row is one launch, and a *piece* is
-# what one tensor, or one group of them, needs. The casts of the weights to bfloat16 are pieces, the counters are, and
-# so is what AdamW does to one parameter. On a CPU a list may hold loops of several kinds, since its blocks are shared
-# among threads and a branch costs nothing there. What limits lists is memory. A list needs all that its pieces read
-# at once, so what could have died early has to live on. A list that would raise the peak has only its short loops
-# joined, or none.
+# what one tensor, or one group of them, needs. The first list has 32 pieces of two kinds: the casts of twelve weights
+# and biases to bfloat16, and the twenty counters. In the last one a piece is what AdamW does to one parameter, so
+# there are twenty. On a CPU a list may hold loops of several kinds, since its blocks are shared among threads and a
+# branch costs nothing there. What limits lists is memory. A list needs all that its pieces read at once, so what
+# could have died early has to live on. A list that would raise the peak has only its short loops joined, or none.
 #
 # ## What one launch saves
 #
@@ -1195,21 +1218,22 @@ Table(["", "loops and library calls", "launches", "pieces of code for g++"], [(n
 # - What is the code of the kernel? It depends on the operations, and not on their numbers
 #   ([`shape_key`](ref:minicompile.ch08_fusion.lists.shape_key)): one text for each list.
 #
-# The other questions depend on who stands beside a loop. One gradient is the result of a library call, the next one is a
-# sum whose loop could take the update in, a third belongs to a tied weight and has two writers; one parameter has a
-# hook, and one has other strides. What becomes one kernel may differ for each, and the proof that it does not is as long
-# as the decision.
+# The other questions depend on who stands beside a loop. One gradient is the result of a library call, the next one
+# is a sum whose loop could take the update in, a third belongs to a tied weight and has two writers; one parameter
+# has a hook, and one has other strides. So what becomes one kernel may differ from parameter to parameter. To prove
+# that two parameters are treated alike would take as long as to decide for each of them.
 #
-# One can try out what a single representative for the first half of the pipeline would bring, without building it.
-# `AdamW(fused=True)` *is* one operator for all parameters, from capture to decomposition, and `foreach=True` is one for each line of the
-# formula. In the GPT, capture then takes two thirds of the time with `fused`. But the whole takes about as long in all three forms, and
+# One could also send a single parameter through the first half of the pipeline, as the representative of all 148.
+# What this would bring can be tried out without building it. `AdamW(fused=True)` *is* one operator for all
+# parameters, from capture to decomposition, and `foreach=True` is one for each line of the formula. In the GPT,
+# capture then takes two thirds of the time with `fused`. But the whole takes about as long in all three forms, and
 # before the formula was written down once for all parameters of equal form
-# ([`each`](ref:minicompile.ch06_decompositions.rules.foreach_optimizers.each)), `fused` took longest. What is long comes behind, where each
-# parameter has its loops. There it helps to have fewer of them, and to give each less to do. The new parameter is made of the old
-# moments. So it is stored before these are overwritten, and no loop has to keep a copy of them
-# ([`readers_first`](ref:minicompile.ch07_loops.lower.readers_first)). Which memory a buffer is, the planner looks up in one table
-# and not in each of its walks. And a function that the interpreted loop reads 148 times by the same name is looked up and guarded
-# once ([`read_once`](ref:minicompile.ch03_capture.tracer.read_once)).
+# ([`each`](ref:minicompile.ch06_decompositions.rules.foreach_optimizers.each)), `fused` took longest. What is long
+# comes behind, where each parameter has its loops. There it helps to have fewer of them, and to give each less to do.
+# The new parameter is made of the old moments. So it is stored before these are overwritten, and no loop has to keep
+# a copy of them ([`readers_first`](ref:minicompile.ch07_loops.lower.readers_first)). Which memory a buffer is, the
+# planner looks up in one table and not in each of its walks. And a function that the interpreted loop reads 148 times
+# by the same name is looked up and guarded once ([`read_once`](ref:minicompile.ch03_capture.tracer.read_once)).
 #
 # ## What stays outside
 #

@@ -129,15 +129,18 @@ drawing(
 
 # %% [markdown]
 # The pass works on the captured graph, before anything else. It looks whether all convolutions are of the ordinary
-# kind, and then inserts the requests:
+# kind, and then inserts the requests. Position 0 of a convolution is its operand, and position 1 its weight. A
+# request, `moved`, gets the notes (`meta`) of the convolution, which say where it stands in the program, and
+# capture's value of what it turns:
 #
 # %show minicompile.ch13_tuning.layouts.convolutions_to_channels_last "for node in convolutions" to "node.update_arg"
 #
 # It is applied on GPUs only, and not to a graph whose convolutions all read images of less than eight channels
-# (`reads_many_channels`): those would not fill the 16 bytes that a tensor core takes at a time. This
-# page is built without a GPU, so the cell below captures the network and pretends:
-# while the pass runs, each fake of the graph has the device `cuda`, which is all that the pass asks about. The second pass
-# that it calls, `keep_layouts`, is the one that turns the result back; it comes further down.
+# (`reads_many_channels`): those would not fill the 16 bytes that a tensor core takes at a time. This page is built
+# without a GPU, so the cell below captures the network and pretends: while the pass runs, each fake of the graph has
+# the device `cuda`, which is all that the pass asks about. (`fakes` notes which fake each of these stands for, and
+# the last loop puts them back.) The second pass that it calls, `keep_layouts`, is the one that turns the result back;
+# it comes further down.
 
 
 # %%
@@ -213,9 +216,11 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# The columns of one row are no neighbours any more, so no strides describe the vector, and the program fails although it is
-# right. The second danger gives no error. Here `flatten` shares the memory of `y` in eager, and the multiplication is
-# seen in `y`. If `y` is in channels last, `flatten` has to copy, and `y` stays as it was:
+# The columns of one row are no neighbours any more, so no strides describe the vector, and the program fails although
+# it is right. (Two neighbouring dimensions can be one only if the stride of the outer one is the size of the inner
+# one times the stride of the inner one.) The second danger gives no error. Here `flatten` shares the memory of `y` in
+# eager, and the multiplication is seen in `y`. If `y` is in channels last, `flatten` has to copy, and `y` stays as it
+# was:
 
 # %%
 def doubled(y):
@@ -236,9 +241,13 @@ for name, form in (("NCHW", torch.contiguous_format), ("channels last", torch.ch
 #
 # 1. **A turned tensor is a result.** The caller may ask for its strides, or call `view` on it.
 # 2. **A node fails that gets a turned tensor**, as `view` did above.
-# 3. **A node counts places in memory by itself.** `as_strided` does, and an operator that is not PyTorch's may.
-# 4. **One memory became two, and somebody can tell.** Two tensors had one memory in capture's run and have two now, and this memory
-#    is written later, as in `doubled`, or both tensors are results, and the caller may write to one and look at the other.
+# 3. **A node counts places in memory by itself.** `as_strided` does, since its arguments are strides and an offset in
+#    memory, and not positions in a tensor. An operator that is not PyTorch's may do so, too. The function that
+#    decides this is called `reads_memory` below.
+# 4. **One memory became two, and somebody can tell.** Two tensors had one memory in capture's run and have two now,
+#    and this memory is written later, as in `doubled`, or both tensors are results, and the caller may write to one
+#    and look at the other. Two memories that became one are the same case the other way round; an example follows
+#    further below.
 #
 # Here is a program of two or three lines for each of them, and one that sees nothing: its `flatten` also copies, but nobody writes.
 
@@ -319,18 +328,26 @@ Table(["position", "node", "memory in capture's run", "memory now", ""], rows)
 # - `position`: where each node stands.
 # - `values`: the result of each node.
 # - `written`: for each of capture's memories, the position of the last node that writes it.
-# - `ours`: the requests, which are no nodes of the program.
+# - `ours`: the requests, and the copies that were inserted before, which are no nodes of the program.
 # - `seen`: the memories whose order the program sees. It is empty at first.
-# - `joined`: the copies that no longer copy. It is empty at first, too.
+# - `joined`: copies that the program itself makes, as with `contiguous()`, and that no longer copy. It is empty at
+#   first, too, and is filled by the last line of the next listing.
 #
 # Ways 2 and 3 are noticed while a node runs. Ways 1 and 4 are looked for at the end, in the function below. In it,
-# `memories` gives the identities of the memory behind a value, `node.meta["val"]` is capture's value and `value` the new
-# one:
+# `memories` gives the identities of the memory behind a value, `node.meta["val"]` is capture's value and `value` the
+# new one. For each node and each of its operands `a` that is the program's, `one` and `other` are their memories in
+# capture's run. `together` says whether the two share memory now, and if that is not as it was then, somebody may
+# tell:
 #
 # %show minicompile.ch13_tuning.layouts.Turned.parted_or_joined
 #
-# In the example, when `node` is `flatten` and `a` the convolution, `one` and `other` are both {A1}, and `together` is false, as the new
-# memories are B2 and B1.
+# In the example, when `node` is `flatten` and `a` the convolution, `one` and `other` are both {A1}, and `together` is
+# false, as the new memories are B2 and B1. `mul_` writes A1 at a later position, so A1 is seen. `leaving` is for the
+# case of results. Its two sets have those results of the graph that lie in the memory of the node, and those that lie
+# in the memory of its operand. Where one memory became two, the caller can tell if these are more than one tensor.
+# Where two became one (`together` is true), the caller can tell if each of them has a result. In all cases the memory
+# of the operand, `other`, is the one to be restored. Where two became one, the node is a copy that no longer copies,
+# and goes into `joined`.
 #
 # The next function says where the copies belong. Nodes with the same memory are one group. The first node of a group has made
 # the memory. An in-place operator that directly follows, as `relu_` follows a batch norm, gives back the very tensor that it got,
@@ -338,15 +355,18 @@ Table(["position", "node", "memory in capture's run", "memory now", ""], rows)
 #
 # %show minicompile.ch13_tuning.layouts.places
 #
-# The copy itself is made by `restored`. `contiguous` can only make the ordinary order, in which the last dimension is the fastest. If
-# capture saw another order, the dimensions are permuted first, so that this order becomes the ordinary one, and permuted back
-# afterwards:
+# The copy itself is made by `restored`. `contiguous` can only make the ordinary order, in which the last dimension is
+# the fastest. If capture saw another order, the dimensions are permuted first, so that this order becomes the
+# ordinary one, and permuted back afterwards. `memory_order` lists the dimensions from the slowest to the fastest, and
+# `present` gives the number that a size had in the call that was captured. The two permutations are left out if the
+# order is the ordinary one:
 #
 # %show minicompile.ch13_tuning.layouts.restored "order = memory_order" to "nodes.append"
 #
-# The last function puts this together. `made` are the makers of a memory, so `made[-1]` is the node behind which the copy stands, and
-# `everywhere` is the question whether the memory is written after that. A copy may turn what comes behind it, or turn it back, so
-# the graph is run again until no memory is seen:
+# The last function puts this together. `made` are the makers of a memory, so `made[-1]` is the node behind which the
+# copy stands, and `everywhere` is the question whether the memory is written after that. The new copies join `ours`,
+# as they are no nodes of the program either. A copy changes what is behind it: what is computed from it may be in
+# capture's order again, and then needs no copy of its own. So the graph is run again until no memory is seen:
 #
 # %show minicompile.ch13_tuning.layouts.keep_layouts "while ours" to "user.replace_input_with"
 #
