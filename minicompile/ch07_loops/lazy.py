@@ -109,7 +109,8 @@ def dense_strides(size, stride) -> tuple[Int, ...]:
 def gpu_processors() -> int:
     """Streaming multiprocessors of the GPU; those of an H100 where there is none, or where none is in use: asking would start CUDA, which
     a program on the CPU must not notice (`torch.utils.checkpoint` refuses a forward pass that does so, and forked processes inherit it)."""
-    return torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_initialized() else 132
+    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch.cuda.get_device_properties(0).multi_processor_count if in_use else 132
 
 
 # %% [markdown]
