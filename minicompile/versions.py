@@ -210,7 +210,8 @@ CALL_OF_GRAPH = "__out = __graph(*__inputs)\n"
 
 
 def watched_call(retreat: str) -> str:
-    """retreat: what to return so that the frame is evaluated; it puts back generators of random numbers, if there is need."""
+    """retreat: what to return so that the frame is evaluated. It may put back generators of random numbers, and then also does so before
+    the trial, which is to draw the numbers that the graph drew."""
     return f"""try:
     {CALL_OF_GRAPH}except Exception:
     if {"" if retreat == "__EVALUATE" else f"{retreat} is __EVALUATE and "}__refused(*__inputs):

@@ -7,7 +7,7 @@
 # 2. `values.py`, `interpreter.py` (with `binding.py`), `wrap.py` and `inputs.py`: the records that stand for objects, the
 #    machine that runs bytecode on them, and how an object of the program becomes such a record;
 # 3. `tensors.py`, where the graph grows (`storage.py`: what a program sees of memory); `attributes.py`, `fields.py`, `iterate.py`,
-#    `operations.py`, `methods.py` and `calls.py`, what Python means by `.`, `for`, `+` and `()`; `contexts.py`;
+#    `operations.py`, `subscripts.py`, `methods.py` and `calls.py`, what Python means by `.`, `for`, `+`, `[]` and `()`; `contexts.py`;
 #    `library`, the callees that have no bytecode to look at, one by one; `classes.py`, classes that the trace
 #    itself makes; `regions.py`, autograd functions and checkpoints; `control_flow.py`, branches and scans that
 #    are functions;

@@ -22,8 +22,8 @@ from .attributes import get_attribute, has_attribute
 from .effects import touch
 from .interpreter import advance, unless_raised
 from .iterate import as_dict, iterate, length, next_value, unpack, values_of
-from .operations import (
-    METHODS, Deputy, binary, compare, contains, delete_item, deputies, fold, get_item, index_of, is_missing, set_item, specialize, truth)
+from .operations import METHODS, Deputy, binary, compare, deputies, fold, specialize, truth
+from .subscripts import contains, delete_item, get_item, index_of, is_missing, set_item
 from .tensors import call_tensor_method
 from .tracer import Tracer, call, unsupported
 from .values import (

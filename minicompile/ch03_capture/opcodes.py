@@ -31,8 +31,8 @@ from .effects import touch
 from .interpreter import instructions, jump, opcode, pop_many, read_cell, read_local, store_local
 from .iterate import iterate, next_value, unpack
 from .methods import call_method, dict_update
-from .operations import (
-    binary, compare, contains, delete_item, fold, get_item, identical, joined, later, set_item, truth, truth_at_jump, unary)
+from .operations import binary, compare, fold, identical, joined, later, truth, unary
+from .subscripts import contains, delete_item, get_item, set_item
 from .tracer import PYTHON, call, globals_of, is_library, location, read_once, unsupported, writable_globals, written_global
 from .values import (
     AbstractValue, CellVal, Const, DELETED, DictVal, ListVal, NONE, NULL, SetVal, SliceVal, TupleVal, boolean, const, describe,
@@ -298,7 +298,7 @@ def compare_op(tx, frame, i, a, b):
 def truth_before_jump(tx, frame, value):
     """bool(value); from 3.13 on the jump that asks for it comes next."""
     following = frame.decoded.instructions[frame.ip].opname
-    return truth_at_jump(tx, frame, value, frame.ip) if following.startswith("POP_JUMP_IF_") else truth(tx, value)
+    return truth(tx, value, (frame, frame.ip) if following.startswith("POP_JUMP_IF_") else None)
 
 
 # %% [markdown]
@@ -321,8 +321,8 @@ def conditional_jump(name, condition):
             return value
 
 
-conditional_jump("TRUE", lambda tx, frame, value: truth_at_jump(tx, frame, value, frame.ip - 1))
-conditional_jump("FALSE", lambda tx, frame, value: not truth_at_jump(tx, frame, value, frame.ip - 1))
+conditional_jump("TRUE", lambda tx, frame, value: truth(tx, value, (frame, frame.ip - 1)))
+conditional_jump("FALSE", lambda tx, frame, value: not truth(tx, value, (frame, frame.ip - 1)))
 conditional_jump("NONE", lambda tx, frame, value: value is NONE)
 conditional_jump("NOT_NONE", lambda tx, frame, value: value is not NONE)
 

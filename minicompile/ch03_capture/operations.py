@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Operators
 #
-# `a + b`, `a < b`, `a[i]`, `if a`: one function each. Three cases repeat. With a tensor among the operands
+# `a + b`, `a < b`, `a is b`, `if a`: one function each. Three cases repeat. With a tensor among the operands
 # the operation becomes a node. With constants it is computed on the spot, by Python itself. Containers and
 # objects follow Python's protocol: the containers' operations are written out, a class's own `__add__` is
 # inlined.
@@ -21,17 +21,15 @@ import torch
 
 from ..ch01_graphs.floats import OPERATIONS
 from ..ch01_graphs.shapes import float_function
-from ..ch02_guards.sources import CallSource
-from .attributes import special, store_in_dict
-from .effects import touch, written_storages
-from .iterate import as_dict, length, unpack, values_of
+from .attributes import special
+from .iterate import as_dict, length, unpack
 from .tensors import emit, to_arg, wrap_result
 from .tracer import Tracer, call, location, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, INTERPRETING, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMBERS, NUMPY_SCALARS,
-    NotConstant, ObjVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_unseen,
+    NotConstant, ObjVal, SetVal, SymVal, Table, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_unseen,
     lookup, python_method, told_apart, unseen, user_error, user_errors)
-from .wrap import as_python, dict_contents, entries, guard_keys, guard_missing, key_of, part, realize, wrap, wrap_constant
+from .wrap import as_python, dict_contents, entries, realize, wrap, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
           "@": "matmul",
@@ -297,7 +295,7 @@ def emit_float(tx: Tracer, op: str, args) -> AbstractValue:
 ORDERINGS = frozenset((operator.lt, operator.le, operator.gt, operator.ge))
 
 
-def either_way(tx: Tracer, value: TensorVal) -> bool | None:
+def either_way(value: TensorVal) -> bool | None:
     """The truth of a tensor that compares a uniform random number with one that is not in its range; None for others."""
     node = value.node
     if node.target in ORDERINGS and not value.fake._version and tuple(value.fake.shape) in ((), (1,)):
@@ -312,14 +310,16 @@ def either_way(tx: Tracer, value: TensorVal) -> bool | None:
 BRANCH_ON_VALUES = "a branch on the values of a tensor"
 
 
-def truth(tx: Tracer, value: AbstractValue) -> bool:
-    """bool(value)"""
+def truth(tx: Tracer, value: AbstractValue, jump=None) -> bool:
+    """bool(value). jump: where a conditional jump asks for it, the frame and the index of that instruction."""
     value = as_number(value)
     kind = type(value)
     if kind is Const:
         return bool(value.value)
     if kind is TensorVal:
-        answer = either_way(tx, value)
+        answer = either_way(value)
+        if answer is None and jump is not None:
+            answer = unless_it_raises(tx, value, *jump)
         return unsupported(tx, BRANCH_ON_VALUES) if answer is None else answer
     if kind is SymVal:
         return bool(value.sym)
@@ -359,15 +359,13 @@ def ends_in_raise(frame, index: int) -> bool:
     return False
 
 
-def truth_at_jump(tx: Tracer, frame, value: AbstractValue, index: int) -> bool:
-    """bool(value) for the conditional jump at this index of the frame's instructions."""
-    if type(value) is not TensorVal or tx.outer is not None or either_way(tx, value) is not None:
-        return truth(tx, value)
+def unless_it_raises(tx: Tracer, value: TensorVal, frame, index: int) -> bool | None:
+    """The truth of a tensor for which the jump at this index does not lead to a `raise`; None if both sides do, or neither."""
     i = frame.decoded.instructions[index]
     there, here = ends_in_raise(frame, frame.decoded.index[i.argval]), ends_in_raise(frame, index + 1)
     single = all(type(size) is int and size == 1 for size in value.fake.shape)
-    if there == here or not single or not i.opname.endswith(("IF_TRUE", "IF_FALSE")):
-        return truth(tx, value)
+    if tx.outer is not None or there == here or not single or not i.opname.endswith(("IF_TRUE", "IF_FALSE")):
+        return None
     return assume(tx, value, i.opname.endswith("IF_TRUE") == here, (id(frame), index))
 
 
@@ -455,6 +453,12 @@ def same(tx, a, b) -> bool:
     return identical(a, b)
 
 
+def same_dict(tx, a, b) -> bool:
+    kind = list if {a.cls, b.cls} == {collections.OrderedDict} else dict.keys
+    return kind(entries(tx, a)) == kind(entries(tx, b)) and all(
+        equal(tx, realize(tx, a.items[k][1]), realize(tx, b.items[k][1])) for k in a.items)
+
+
 DATA = (int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
 EQ_OF_BUILTINS = [c.__dict__["__eq__"] for c in (object, *DATA, type({}.keys()), range, slice)]
 LIKE_BUILTINS = (*DATA, collections.UserDict, collections.UserList, collections.UserString)
@@ -530,226 +534,3 @@ def deputies(tx: Tracer, sequence: AbstractValue):
     """The list, tuple or deque of the deputies of its items."""
     items = [Deputy(tx, v) for v in unpack(tx, sequence)]
     return tuple(items) if type(sequence) is TupleVal else sequence.cls(items)
-
-
-# %% [markdown]
-# Membership is a comparison with each item, except where a container has keys. Then the keys are looked up,
-# and the answer is guarded in the weakest form: that a key is missing is a guard on this one key, and says
-# nothing of the others.
-
-# %%
-def same_dict(tx, a, b) -> bool:
-    kind = list if {a.cls, b.cls} == {collections.OrderedDict} else dict.keys
-    return kind(entries(tx, a)) == kind(entries(tx, b)) and all(
-        equal(tx, realize(tx, a.items[k][1]), realize(tx, b.items[k][1])) for k in a.items)
-
-
-def is_missing(tx, dictionary: DictVal, key: AbstractValue) -> bool:
-    """Whether there is no such key, which is then guarded."""
-    k = key_of(tx, key, dictionary.items)
-    if k not in dictionary.items:
-        guard_missing(tx, dictionary, k)
-    return k not in dictionary.items
-
-
-def contains(tx: Tracer, container: AbstractValue, item: AbstractValue) -> bool:
-    """item in container"""
-    container = as_dict(tx, container, "__contains__")
-    kind = type(container)
-    if kind is DictVal:
-        found = not is_missing(tx, container, item)
-        if found:
-            guard_keys(tx, container)
-        return found
-    if kind is SetVal:
-        return key_of(tx, item, container.items) in container.items
-    if kind is ViewVal and container.kind == "keys":
-        return contains(tx, container.of, item)
-    if kind is Const or kind is ObjVal and isinstance(container.real, enum.EnumMeta):
-        return truth(tx, fold(tx, operator.contains, [container, item]))
-    if kind is TensorVal:
-        unsupported(tx, "`in` of a tensor")
-    result = special(tx, container, "__contains__", item)
-    if result is not None:
-        return truth(tx, result)
-    return any(equal(tx, v, item) for v in values_of(tx, container))
-
-
-# %% [markdown]
-# ## Subscripts
-#
-# What `container[key]` means depends on the container, and so does what has to be guarded. A tensor gives a
-# node. A list that existed before the call guards its length, and then the item at an index is a constant
-# matter. (Not so an item that the trace itself has appended and that is addressed from the end: it is there
-# whatever the list held.) A dictionary guards that the key is there, and no more. An object is asked for
-# `__getitem__`.
-#
-# The function only chooses. What the kinds of containers do stands behind it, one after the other.
-
-# %%
-def index_of(tx, key: AbstractValue):
-    """A sequence index as an int or slice."""
-    if type(key) is TensorVal:
-        unsupported(tx, "a list index that is not a Python constant")
-    try:
-        return as_python(tx, key)
-    except NotConstant:
-        index = special(tx, key, "__index__") or unsupported(tx, f"{describe(key)} as an index")
-        return index.value
-
-
-def get_item(tx: Tracer, container: AbstractValue, key: AbstractValue) -> AbstractValue:
-    """container[key]"""
-    whole, container = container, as_dict(tx, container, "__getitem__")
-    if whole is not container and python_method(whole.cls, "__missing__") and \
-            not contains(tx, container, key):
-        return special(tx, whole, "__missing__", key)
-    kind = type(container)
-    if kind is TensorVal:
-        return select_symbolic(tx, container, key) or emit(
-            tx, "call_function", operator.getitem, [container, key], {})
-    if kind in (TupleVal, ListVal):
-        index = index_of(tx, key)
-        return get_from_sequence(tx, container, index)
-    if kind is DictVal:
-        return get_from_dict(tx, container, key)
-    if container.cls is numpy.ndarray and not written_storages(tx):          # which may be its memory, seen as a tensor
-        with contextlib.suppress(NotConstant), user_errors():
-            if type(found := container.real[index := as_python(tx, key)]) in NUMPY_SCALARS:
-                return wrap(tx, found, part(CallSource, container.source, "__getitem__", (index,)))
-    return special(tx, container, "__getitem__", key) or fold(
-        tx, operator.getitem, [container, key], reason=f"a subscript of {describe(container)}")
-
-# %% [markdown]
-# Tensors have one difficulty, symbolic positions. `x[:, n]` with a symbolic `n` would be fixed to its
-# present value by PyTorch's indexing. A slice of length one accepts a symbol, so `select_symbolic` takes
-# `x[:, n:n+1]` and removes the dimension of length one. It does so only after it has asked whether `n` is
-# in range, because a slice that is out of range is empty, and not an error. `dim` counts the dimensions of
-# the tensor, and `out` those of the result; `picked` are the ones to be removed.
-
-# %%
-def select_symbolic(tx, tensor, key) -> AbstractValue | None:
-    """`x[:, n]` with a symbolic n. PyTorch's indexing would fix n; `x[:, n:n+1].select(1, 0)` does not. None
-    where the key is not of this kind, or n may be out of range."""
-    parts = key.items if type(key) is TupleVal else [key]
-    if not any(type(p) is SymVal and p.cls is int for p in parts):
-        return None
-    if any(type(p) not in (SymVal, SliceVal) and not (type(p) is Const and type(p.value) in (int, type(None)))
-           for p in parts):
-        return None
-    sizes, dim, out, picked, new = tensor.fake.shape, 0, 0, [], []
-    for p in parts:
-        fresh = p is NONE
-        if type(p) is SymVal:
-            n = p.sym
-            if dim >= len(sizes) or not (-sizes[dim] <= n and n < sizes[dim]):
-                return None
-            picked.append(out - len(picked))
-            p = SliceVal(p, binary(tx, "+", p, const(1)), NONE)
-        out += fresh or type(p) is SliceVal
-        dim += not fresh
-        new.append(p)
-    result = emit(tx, "call_function", operator.getitem, [tensor, TupleVal(items=new)], {})
-    for d in picked:
-        result = emit(tx, "call_method", "select", [result, const(d), const(0)], {})
-    return result
-
-# %% [markdown]
-# A sequence or a dictionary has its items here, as values, so Python's own indexing finds them. An item that nobody has
-# looked at is wrapped when it is found (`realize`). What would raise in the program raises the same here. A `defaultdict`
-# makes the missing item by calling its factory, and that is traced like any call.
-
-# %%
-def get_from_sequence(tx, container, index):
-    if type(container) is ListVal and not (type(index) is int and is_appended(container, index)):
-        guard_keys(tx, container)
-    if isinstance(index, slice):
-        with user_errors():
-            items = container.items[index]
-        items = [realize(tx, item) for item in items]
-        if type(container) is ListVal:
-            return ListVal(items=items)
-        return TupleVal(items=items, cls=torch.Size if container.cls is torch.Size else tuple)
-    if type(index) not in (int, bool):
-        user_error(TypeError, f"{container.cls.__name__} indices must be integers or slices, "
-                              f"not {type(index).__name__}")
-    if not -len(container.items) <= index < len(container.items):
-        user_error(IndexError, f"{container.cls.__name__} index out of range")
-    return realize(tx, container.items[index])
-
-
-def is_appended(container: ListVal, index: int) -> bool:
-    """Whether what is `index` items from the end was appended by the trace to a list that existed before, which
-    does not depend on its length."""
-    return container.real is not None and len(container.real) - len(container.items) <= index < 0
-
-
-def get_from_dict(tx, container, key):
-    if is_missing(tx, container, key):
-        if container.factory is None:
-            user_error(KeyError, key)
-        value = call(tx, realize(tx, container.factory), [])
-        set_item(tx, container, key, value)
-        return value
-    return realize(tx, container.items[key_of(tx, key)][1])
-
-# %% [markdown]
-# Writing goes to the description of the container and never to the real one. `touch` takes a snapshot
-# before the first change, so that the epilogue can tell the difference (`effects.py`). The `__dict__` of an object is
-# written through the object it belongs to, its `owner`, since a write there is a write to an attribute. And a read-only
-# view of a dictionary refuses, in Python's words.
-
-# %%
-def set_item(tx: Tracer, container: AbstractValue, key: AbstractValue, value: AbstractValue):
-    """container[key] = value"""
-    container = as_dict(tx, container, "__setitem__")
-    kind = type(container)
-    refuse_proxy(container, "assignment")
-    if kind is TensorVal:
-        place = select_symbolic(tx, container, key)
-        if place is not None:
-            container, key = place, const(Ellipsis)
-        emit(tx, "call_function", operator.setitem, [container, key, value], {})
-    elif kind is DictVal and container.owner is not None:
-        store_in_dict(tx, container.owner, key, value)
-    elif kind is DictVal:
-        touch(tx, container)
-        k = key_of(tx, key)
-        container.items[k] = container.items[k][0] if k in container.items else key, value
-    elif kind is ListVal:
-        index = index_of(tx, key)
-        new = unpack(tx, value) if isinstance(index, slice) else value
-        guard_keys(tx, container)
-        touch(tx, container)
-        with user_errors():
-            container.items[index] = new
-    elif special(tx, container, "__setitem__", key, value) is None:
-        unsupported(tx, f"assigning to a subscript of {describe(container)}")
-
-
-def refuse_proxy(container, what):
-    if container.cls is types.MappingProxyType:
-        user_error(TypeError, f"'mappingproxy' object does not support item {what}")
-
-
-def delete_item(tx: Tracer, container: AbstractValue, key: AbstractValue):
-    """del container[key]"""
-    container = as_dict(tx, container, "__delitem__")
-    refuse_proxy(container, "deletion")
-    if type(container) is DictVal:
-        if is_missing(tx, container, key):
-            user_error(KeyError, key)
-        if container.owner is not None:
-            store_in_dict(tx, container.owner, key, None)
-            return
-        guard_keys(tx, container)
-        touch(tx, container)
-        del container.items[key_of(tx, key)]
-    elif type(container) is ListVal:
-        index = index_of(tx, key)
-        guard_keys(tx, container)
-        touch(tx, container)
-        with user_errors():
-            del container.items[index]
-    elif special(tx, container, "__delitem__", key) is None:
-        unsupported(tx, f"deleting a subscript of {describe(container)}")

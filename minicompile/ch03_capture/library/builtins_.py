@@ -25,8 +25,8 @@ from ..calls import HANDLED, handles, refuse_finalizer
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import as_dict, entries_of, length, natively, next_value, sequence, unpack, values_of
 from ..methods import dict_update, result_of, set_of, sort_values, stop_iteration
-from ..operations import (
-    METHODS, Deputy, binary, emit_float, fold, get_item, identical, later, printed, scalar_of, specialize, truth, unary)
+from ..operations import METHODS, Deputy, binary, emit_float, fold, identical, later, printed, scalar_of, specialize, truth, unary
+from ..subscripts import get_item
 from ..tensors import call_tensor_method, emit
 from ..tracer import call, location, plain_python, unsupported
 from ..values import (

@@ -43,7 +43,8 @@ from ..effects import effect_free
 from ..interpreter import handled_exception, read_cell, read_local
 from ..iterate import iterate, unpack, values_of
 from ..methods import call_method, method
-from ..operations import METHODS, Deputy, contains, equal, fold, set_item, truth
+from ..operations import METHODS, Deputy, equal, fold, truth
+from ..subscripts import contains, set_item
 from ..tracer import call, constant_source, guard, location, unsupported
 from ..values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NEW, NONE, NotConstant, ObjVal,
