@@ -17,9 +17,9 @@ import torch
 
 import minicompile
 from chapters._lib import Table, row_of_boxes
-from minicompile import apart
-from minicompile.answers import Run, references
 from minicompile.ch10_cpp.ops import CPP_OPS
+from minicompile.tools import apart
+from minicompile.tools.answers import Run, references
 
 minicompile.config.raise_on_internal_error = False  # as it is for users
 folder = tempfile.mkdtemp()
@@ -109,13 +109,13 @@ Table(["program", "eager's own error", "moved by one rounding"], rows)
 #
 # In the code the three are `want`, which is eager's, `double`, and `moved`. First, what do they agree about?
 #
-# %show minicompile.answers.numbers "decided = torch" to "finite = want"
+# %show minicompile.tools.answers.numbers "decided = torch" to "finite = want"
 #
 # An integer or a truth value must be equal where the others are equal to eager's, and an infinity must be an
 # infinity. Of the finite numbers, eager's own error is the largest distance of `want` from the float64 evaluation,
 # or from what it becomes on moved inputs. Four times that is allowed, and a floor, since eager may have been lucky:
 #
-# %show minicompile.answers.numbers "own = 0.0" to "beyond = "
+# %show minicompile.tools.answers.numbers "own = 0.0" to "beyond = "
 #
 # ## A process for each rung
 #
@@ -147,7 +147,7 @@ print(apart.run(os.abort))
 # them can be given to the wrong rung while the others run as captured. Halving finds the first that matters in
 # a logarithmic number of runs.
 #
-# %show minicompile.bisect.find_graph
+# %show minicompile.tools.bisect.find_graph
 #
 # ## Make it small
 #
@@ -165,7 +165,7 @@ print(apart.run(os.abort))
 # the rung below does not: a reduction that slips from a wrong number into an exception of its own, or into
 # another stage's bug, is none. This is delta debugging, on a graph instead of on text.
 #
-# %show minicompile.shrink.without_statements
+# %show minicompile.tools.shrink.without_statements
 #
 # All of it together:
 

@@ -17,13 +17,13 @@ if not (3, 11) <= sys.version_info[:2] <= (3, 13):
 import torch
 
 from . import logs, marks
-from .bisect import Bisection, bisect
 from .config import OPTIONS, config, did_you_mean, resolve_options
 from .errors import BackendError, GraphBreakError, InternalError, MarkError, MinicompileError, RecompileError, StrictError, Unsupported
-from .explain import Explanation, explain
 from .logs import set_logs
 from .marks import allow_in_graph, is_compiling, mark_dynamic
 from .stances import context_for, current, set_stance
+from .tools.bisect import Bisection, bisect
+from .tools.explain import Explanation, explain
 
 __version__ = "0.1.0"
 

@@ -62,8 +62,9 @@ def explain(
     html: Annotated[Optional[str], typer.Option(help="write it to this HTML file instead")] = None,
 ):
     """Compile a function, call it once, and say what was made of it: graphs, breaks, guards, kernels, times."""
-    from . import explain as explained, standin
-    from .target import load
+    from .tools import standin
+    from .tools.explain import explain as explained
+    from .tools.target import load
     standin.install()
     function, args, kwargs = load(target, arguments or [])
     found = explained(function, backend=backend, mode=mode, fullgraph=fullgraph)(*args, **kwargs)
@@ -87,9 +88,10 @@ def explore(
     quick: Annotated[bool, typer.Option("--quick", help="neither time kernels nor compare stages with eager")] = False,
 ):
     """Write a page in which each line of each stage, from source to kernel, leads to what it was made from."""
-    from . import explain as explained, standin
-    from .explore import explore as write, recording_of
-    from .target import load
+    from .tools import standin
+    from .tools.explain import explain as explained
+    from .tools.explore import explore as write, recording_of
+    from .tools.target import load
     if against is not None and against_mode is not None:
         raise MinicompileError("--against and --against-mode each name the version to be shown beside it: give one of them.")
     standin.install()
@@ -117,7 +119,7 @@ def bisect(
     out: Annotated[str, typer.Option(help="folder of the script that shows the difference")] = "bisect-results",
 ):
     """Find the first stage that changes an answer, and write a few lines that show it."""
-    from .bisect import bisect_file
+    from .tools.bisect import bisect_file
     found = bisect_file(target, arguments or [], seconds=seconds, out=out, dynamic=dynamic, mode=mode)
     print(found)
     if found.largest is not None:
@@ -126,7 +128,7 @@ def bisect(
 
 def run_script(arguments: list[str]) -> None:
     """Run a Python script as `__main__` with `torch.compile` standing for `minicompile.compile`."""
-    from .standin import run_script as run
+    from .tools.standin import run_script as run
     run(arguments)
 
 

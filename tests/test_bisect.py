@@ -17,12 +17,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import minicompile
-from minicompile import apart, backends, shrink, stances
-from minicompile.answers import Run, compare, evaluate, references
+from minicompile import backends, stances
 from minicompile.ch05_autograd import runtime
 from minicompile.ch06_decompositions import table
 from minicompile.ch07_loops import reference, table as lowerings
 from minicompile.ch10_cpp import ops
+from minicompile.tools import apart, shrink
+from minicompile.tools.answers import Run, compare, evaluate, references
 
 pytestmark = [pytest.mark.usefixtures("reset"), pytest.mark.processes]
 

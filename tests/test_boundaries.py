@@ -9,8 +9,10 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "minicompile"
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export", "torch._decomp", "torch._refs",
              "torch._prims", "torch._prims_common", "torch._subclasses", "torch.fx.experimental", "torch.compile",
              "torch._higher_order_ops", "functorch", "torch._C._dynamo", "torch._C._functorch")
-ON_TOP = {"driver", "frames", "versions", "learning", "bench", "explorer", "cli", "__main__", "standin"}        # what no chapter may import
-PEER_ALLOWED = ("bench/", "__main__.py", "standin.py")                                     # these run or replace the peer
+ON_TOP = {"driver", "frames", "versions", "learning", "__main__"}        # what no chapter may import
+LOOKS_FROM_OUTSIDE = ("tools", "bench")                                # what no part of the compiler may import
+MAY_IMPORT_TOOLS = ("tools/", "bench/", "__init__.py", "__main__.py")
+PEER_ALLOWED = ("bench/", "__main__.py", "tools/standin.py")                               # these run or replace the peer
 MODULES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py"))
 
 
@@ -62,6 +64,8 @@ def violations(source, path):
         if here is not None and name.split(".")[0] == "minicompile" and name.split(".")[1:2] and \
                 name.split(".")[1] in ON_TOP:
             found.append(f"{path}:{line} imports {name}, which sits on top of the chapters")
+        if not path.startswith(MAY_IMPORT_TOOLS) and name.startswith(tuple(f"minicompile.{folder}" for folder in LOOKS_FROM_OUTSIDE)):
+            found.append(f"{path}:{line} imports {name}, which looks at the compiler from outside")
     for line, name in attribute_chains(tree):
         if is_forbidden(name):
             found.append(f"{path}:{line} uses {name}")
@@ -86,6 +90,7 @@ def test_module(path):
     "import torch._dynamo", "from torch._inductor import config", "from torch import _dynamo", "import functorch",
     "def f():\n    from torch.fx.experimental import proxy_tensor", "x = torch._decomp.table", "torch.compile(f)",
     "from ..ch05_autograd import joint", "from minicompile.ch04_breaks.resume import make_resume", "from .. import driver",
+    "from ..tools import apart", "from ..bench.data import lines",
     "import importlib\nimportlib.import_module('torch._refs')"])
 def test_the_check_can_fail(text):
     assert violations(text, "ch03_capture/example.py")

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import minicompile
-from minicompile import apart
-from minicompile.answers import Answers, References, Seen
 from minicompile.ch01_graphs.graph import closure
 from minicompile.errors import MinicompileError
-from minicompile.explore import PANES, explore, read_page, record, recording_of, render
-from minicompile.explore.measure import check, measure, verdict
-from minicompile.explore.recording import SECONDS_FOR_ALTERNATIVES
-from minicompile.restore import restored
+from minicompile.tools import apart
+from minicompile.tools.answers import Answers, References, Seen
+from minicompile.tools.explore import PANES, explore, read_page, record, recording_of, render
+from minicompile.tools.explore.measure import check, measure, verdict
+from minicompile.tools.explore.recording import SECONDS_FOR_ALTERNATIVES
+from minicompile.tools.restore import restored
 
 pytestmark = pytest.mark.usefixtures("fresh")
 HERE = open(__file__).read().splitlines()
@@ -382,6 +382,6 @@ def test_explain_explores(tmp_path):
 
 def test_alternatives_are_not_looked_for_without_end(monkeypatch):
     assert SECONDS_FOR_ALTERNATIVES > 0
-    monkeypatch.setattr("minicompile.explore.recording.SECONDS_FOR_ALTERNATIVES", -1.0)
+    monkeypatch.setattr("minicompile.tools.explore.recording.SECONDS_FOR_ALTERNATIVES", -1.0)
     r = recording_of(explained(Block(), torch.randn(2, 16, 32)), measured=False, checked=False)
     assert all("too many" in i.facts["the alternative"] for i in r.pane("cut") if i.kind == "saved")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import minicompile
-from minicompile import target
 from minicompile.errors import MinicompileError
+from minicompile.tools import target
 
 pytestmark = pytest.mark.processes
 
@@ -94,7 +94,7 @@ def test_settings_of_torchs_own_compiler_do_no_harm(run):
         x = torch.ones(4)
         print(torch.allclose(f(x), x.sin() * 3 + 1), torch.compile.__module__)
     """)
-    assert out == ["True minicompile.standin"]
+    assert out == ["True minicompile.tools.standin"]
 
 
 def test_training_and_growing_sequences(run):

@@ -203,7 +203,7 @@ def test_adamw_over_a_model_is_one_loop_on_a_cpu():
 def test_lists_in_the_explorer_and_as_triton():
     """A list is shown like any kernel, also in the language that it does not run in."""
     from minicompile.ch09_triton.emit import emit_triton
-    from minicompile.explore import recording
+    from minicompile.tools.explore import recording
     s = check(lambda *xs: [x.exp() for x in xs], tensors([(3,), (4,), (50, 2), (1000,)]))
     source = emit_triton(lists(s)[0])
     assert "tl.load(pieces + tl.program_id(0))" in source.code and [n for n, _, _ in source.options["pieces"]] == [1, 1, 1, 8]

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import minicompile
 from minicompile import logs
-from minicompile.explain import explain
+from minicompile.tools.explain import explain
 
 pytestmark = pytest.mark.usefixtures("fresh")
 RUNGS = ("eager", "aot_eager", "default")

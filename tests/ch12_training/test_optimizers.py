@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
-from minicompile.explain import explain
+from minicompile.tools.explain import explain
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

@@ -1,4 +1,4 @@
-"""Explorers of the book: pages of `minicompile.explore`, recorded while the site is built.
+"""Explorers of the book: pages of `minicompile.tools.explore`, recorded while the site is built.
 
 Some programs have one each (`PROGRAMS`); and where a cell of a chapter shows a text that was generated, its output leads to the
 explorer of the graph that the text was generated from.
@@ -55,7 +55,7 @@ def record(name: str) -> dict:
     import torch
 
     import minicompile
-    from minicompile.explore import recording_of, render
+    from minicompile.tools.explore import recording_of, render
     title, _, load = PROGRAMS[name]
     torch.manual_seed(0)
     function, args = load()
@@ -66,7 +66,7 @@ def record(name: str) -> dict:
 
 
 def jobs() -> list:
-    key = names.digest(pathlib.Path(__file__), *sorted((ROOT / "minicompile" / "explore").glob("page.*")))
+    key = names.digest(pathlib.Path(__file__), *sorted((ROOT / "minicompile" / "tools" / "explore").glob("page.*")))
     return [execute.Job(f"explorer_{name}", lambda name=name: record(name), key) for name in PROGRAMS]
 
 
@@ -155,7 +155,7 @@ ENOUGH = 3                      # lines of an output that are lines of one gener
 @contextlib.contextmanager
 def listening():
     """Yields an `Explanation` that fills with everything that is compiled meanwhile."""
-    from minicompile.explain import ANY, Explanation, listening
+    from minicompile.tools.explain import ANY, Explanation, listening
     found = Explanation("page")
     with listening(found, ANY):
         yield found
@@ -190,8 +190,8 @@ def graph_of(found, call: str, namespace: dict):
 def listings(found, outputs: list, name: str, asked: dict) -> list:
     """For the outputs of a page's cells: where one shows a generated text, a further output with the explorer of its graph. asked: for
     a cell the graph that its tag `explore:` names."""
-    from minicompile.explain import Explanation, heard_captured
-    from minicompile.explore import record as recorded, render
+    from minicompile.tools.explain import Explanation, heard_captured
+    from minicompile.tools.explore import record as recorded, render
     texts = [(graph, {significant(line) for text in texts_of(graph) for line in text.split("\n")} - {""}) for graph in found.graphs]
     made: dict = {}
     for number, cell in enumerate(outputs):
@@ -222,7 +222,7 @@ def texts_of(graph) -> list[str]:
     """All that was generated from a captured graph, by both generators."""
     from minicompile.ch01_graphs.graph import print_graph
     from minicompile.ch07_loops.verify import print_program
-    from minicompile.explore.recording import GENERATORS, emit
+    from minicompile.tools.explore.recording import GENERATORS, emit
     found = [print_graph(gm) for gm in (graph.gm, *(data["gm"] for kind, data in graph.told if kind == "stage"))]
     for host, loops in ((data["compiled"], data["program"]) for kind, data in graph.told if kind == "schedule"):
         found += [host.source, print_program(loops)]

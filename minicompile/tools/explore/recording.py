@@ -12,8 +12,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from types import CodeType
 
-from ..ch01_graphs import graph as printing
-from ..ch04_breaks.resume import original_name
+from ...ch01_graphs import graph as printing
+from ...ch04_breaks.resume import original_name
 from ..explain import all_places, count, fact, frame_name, half_in_words, short_place, size_in_words, summary
 
 # In the order of the pipeline: title, and what the pane shows.
@@ -298,7 +298,7 @@ def add_nodes(r: Exploration, pane: str, gm, made_from) -> dict[str, list[str]]:
 
 def record_cut(r: Exploration, ids: dict, joint, halves, saved, prefer) -> None:
     """Every saved value with its price and the cheapest cut without it, and marks on the nodes of the joint graph."""
-    from ..ch05_autograd.partition import INFINITE, choose_saved, forward_use, must_not_recompute, price, stages
+    from ...ch05_autograd.partition import INFINITE, choose_saved, forward_use, must_not_recompute, price, stages
     asked: dict = {}
 
     def prices(node, joint, written):
@@ -342,7 +342,7 @@ def record_cut(r: Exploration, ids: dict, joint, halves, saved, prefer) -> None:
 
 def alternative(node, joint, halves, saved, prefer, asked) -> str:
     """The cheapest cut that does not contain `node`, in words."""
-    from ..ch05_autograd.partition import INFINITE, choose_saved, price
+    from ...ch05_autograd.partition import INFINITE, choose_saved, price
     try:
         others = choose_saved(joint, halves, prefer, lambda n, joint, written: INFINITE if n is node else price(n, joint, written))
     except AssertionError:
@@ -354,7 +354,7 @@ def alternative(node, joint, halves, saved, prefer, asked) -> str:
 
 
 def why_not_again(node, halves, use, prefer, must_not_recompute) -> str:
-    from ..ch05_autograd.partition import is_cheap, is_equality_of_floats, is_random, rereads
+    from ...ch05_autograd.partition import is_cheap, is_equality_of_floats, is_random, rereads
     if not must_not_recompute(node, halves, use, prefer):
         return ""
     reasons = {"a second draw would give other numbers": lambda: is_random(node),
@@ -385,7 +385,7 @@ def record_half(r: Exploration, heading: str, names: dict, data: dict, times, me
 
 def record_loops(r: Exploration, heading: str, program, names: dict) -> dict[str, str]:
     """name of a node of the program -> id."""
-    from ..ch07_loops.verify import print_program
+    from ...ch07_loops.verify import print_program
     ids, blocks, last = {}, {}, None
     known = {node.name: node for node in program.nodes}
     r.add("loops", heading, kind="head")
@@ -408,9 +408,9 @@ def record_loops(r: Exploration, heading: str, program, names: dict) -> dict[str
 
 def bytes_of(step, buffers) -> int:
     """Bytes that a step has to read and write."""
-    from ..ch01_graphs.symbolic import present
-    from ..ch07_loops.ir import views_in
-    from ..ch08_fusion.dependencies import nbytes
+    from ...ch01_graphs.symbolic import present
+    from ...ch07_loops.ir import views_in
+    from ...ch08_fusion.dependencies import nbytes
     if hasattr(step, "loops"):
         return sum(nbytes(step.buffers[n]) for n in (*step.inputs, *step.outputs))
     total = sum(nbytes(buffers[n]) for n in step.outputs if n is not None)
@@ -474,7 +474,7 @@ def emit(language: str, kernel):
     """The text of a generator for a kernel that another one may be meant for; a reason where it has none."""
     from importlib import import_module
 
-    from ..errors import Unsupported
+    from ...errors import Unsupported
     try:
         return getattr(import_module(GENERATORS[language]), f"emit_{language}")(kernel)
     except (Unsupported, NotImplementedError, KeyError) as error:

@@ -12,8 +12,9 @@ from types import ModuleType
 
 import torch
 
-from . import marks, standin
-from .errors import MinicompileError
+from .. import marks
+from ..errors import MinicompileError
+from . import standin
 
 
 def load(target: str, arguments: list[str]) -> tuple:

@@ -16,8 +16,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from . import advice, logs
-from .logs import count
+from .. import advice, logs
+from ..logs import count
 
 # ---- the data --------------------------------------------------------------------------------------------
 
@@ -167,8 +167,8 @@ def explain(function, **settings):
     """explain(f)(*args, **kwargs): compile f anew with these settings of `compile`, run it once, whatever the
     stance, and return an Explanation."""
     def run(*args, **kwargs):
-        from . import compile, driver, frames, marks, set_stance
-        from .ch01_graphs.fake import load_meta_kernels
+        from .. import compile, driver, frames, marks, set_stance
+        from ..ch01_graphs.fake import load_meta_kernels
         load_meta_kernels()                # seconds of imports that a process needs once; they are no part of this call
         target = marks.uncompiled(function)
         found = Explanation(getattr(target, "__qualname__", None) or type(target).__name__)
@@ -191,7 +191,7 @@ def explain(function, **settings):
 
 def compile_alone(compile, target, settings):
     """(compiled function, its context): a context of its own, so that nothing compiled before is used."""
-    from . import stances
+    from .. import stances
     with stances.fresh_contexts() as made:
         compiled = compile(target, **settings)
     return compiled, made[-1] if made else None
@@ -247,13 +247,13 @@ def listen(found: Explanation, context, states: list, kind: str, data: dict) -> 
 
 
 def frame_name(code) -> str:
-    from .ch04_breaks.resume import is_resume, original_name
+    from ..ch04_breaks.resume import is_resume, original_name
     return f"{'the rest of ' if is_resume(code) else ''}{original_name(code)} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
 def fact(code, guard) -> Fact:
-    from .ch02_guards.codegen import in_users_words
-    from .ch02_guards.guards import in_words
+    from ..ch02_guards.codegen import in_users_words
+    from ..ch02_guards.guards import in_words
     return Fact(frame_name(code), in_users_words(in_words(guard), code), short_place(guard.location), guard)
 
 
@@ -265,7 +265,7 @@ def heard_captured(found, code, captured):
 
 
 def heard_graph(found, code, captured):
-    from .ch01_graphs import graph as printing
+    from ..ch01_graphs import graph as printing
     graph = CapturedGraph(frame_name(code), captured.gm, captured=captured)
     for node in captured.gm.graph.nodes:
         if node.op in ("call_function", "call_method"):
@@ -279,7 +279,7 @@ def heard_graph(found, code, captured):
 
 
 def heard_schedule(found, code, which, program, schedule, compiled):
-    from .ch07_loops.ir import Extern, Loop
+    from ..ch07_loops.ir import Extern, Loop
     half = Kernels(which)
     for step in schedule.steps:
         if isinstance(step, Extern):
@@ -328,7 +328,7 @@ def operator_name(node) -> str:
 
 
 def explain_break(frame: str, reason) -> Break:
-    from .ch04_breaks.breaks import source_with_caret
+    from ..ch04_breaks.breaks import source_with_caret
     place = reason.location
     source, caret = (*(source_with_caret(place, reason.position) if place else ()), "", "")[:2]
     where = str(place or "unknown line")

@@ -7,7 +7,7 @@ import pathlib
 import re
 import zlib
 
-from ..errors import MinicompileError
+from ...errors import MinicompileError
 from .recording import PANES, Exploration, Item, from_dict
 
 HERE = pathlib.Path(__file__).parent

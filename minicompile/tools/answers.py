@@ -20,8 +20,9 @@ from typing import Any, Callable
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import apart, logs, marks
-from .config import OPTIONS, config, resolve_options
+from .. import logs, marks
+from ..config import OPTIONS, config, resolve_options
+from . import apart
 from .restore import restored
 
 FLOORS = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-5, torch.complex64: 1e-5,
@@ -68,7 +69,7 @@ def evaluate(run: Run, rung: str | None, how: str = "plain") -> Answers:
     """The answers of a program, on a rung or uncompiled (None). Changes this process: to be run apart.
 
     how: "plain"; "double": in float64; "moved": with inputs that are moved by one rounding."""
-    from . import compile, frames, set_stance, stances, versions
+    from .. import compile, frames, set_stance, stances, versions
     function, args, kwargs = run.load()
     function = marks.uncompiled(function)
     calls = [(args, kwargs)] * run.calls + [(more, {}) for more in run.then]
@@ -396,7 +397,7 @@ def warm() -> None:
 
 
 def imported_by_compiling() -> list[str]:
-    from . import compile
+    from .. import compile
     before = set(sys.modules)
     compile(lambda x: x * 2 + x.sum())(torch.ones(4, requires_grad=True)).sum().backward()
     return [name for name in sys.modules if name not in before]
@@ -425,7 +426,7 @@ def settings_of(rung: str, settings: dict) -> dict:
 @contextlib.contextmanager
 def undone(run: Run):
     """Afterwards what the program reaches, random state, settings and compiled code are as they were (`restore.py`)."""
-    from . import frames, stances, versions
+    from .. import frames, stances, versions
     function, args, kwargs = run.load()
     states = []
     keep = versions.compile_graph, frames.internal_error, stances.current.name, config.raise_on_internal_error

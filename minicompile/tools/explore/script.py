@@ -2,7 +2,7 @@
 import contextlib
 import pathlib
 
-from ..ch04_breaks.resume import original_name
+from ...ch04_breaks.resume import original_name
 from ..explain import ANY, Explanation, listening
 from .measure import Measured, clocked, steps_of
 from .page import render

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from ..ch03_capture import hook
 from . import apart
 from .answers import Answers, Memories, References, Run, compare, evaluate
-from .ch03_capture import hook
 
 MODES = {"enter": re.compile(r"^(\w+) = torch\.amp\.autocast_mode\._enter_autocast\((.*)\)$"),
          "exit": re.compile(r"^\w+ = torch\.amp\.autocast_mode\._exit_autocast\((\w+)\)$")}
@@ -130,7 +130,7 @@ def record_graphs(run: Run, number: int | None = None) -> tuple[Answers, dict]:
     """Run the program with all graphs as captured. Returns its answers, and for graph `number` (None: for
     all) a list of Programs, one for each of its first calls, or why it cannot be written. Changes this
     process: to be run apart."""
-    from . import versions
+    from .. import versions
     programs, real, count = {}, versions.compile_graph, itertools.count()
 
     def watch(captured, context):

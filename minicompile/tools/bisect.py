@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from . import apart, marks, shrink
+from .. import marks
+from ..config import resolve_options
+from ..errors import MinicompileError
+from . import apart, shrink
 from .answers import NOT_FORKED, Difference, References, Run, compare, evaluate, references, rungs_for, settings_of, undone, warm
-from .config import resolve_options
-from .errors import MinicompileError
 
 # ---- the ladder -------------------------------------------------------------------------------------------
 

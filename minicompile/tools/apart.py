@@ -105,7 +105,7 @@ class Server:
     def __init__(self):
         paths = [os.path.dirname(os.path.dirname(minicompile.__file__)), *sys.path]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from minicompile import apart; apart.serve()"], stdin=subprocess.PIPE,
+            [sys.executable, "-c", "from minicompile.tools import apart; apart.serve()"], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, env=dict(os.environ, **ASK_NVML, PYTHONPATH=os.pathsep.join(filter(None, paths))))
         self.threads = torch.get_num_threads()
 
