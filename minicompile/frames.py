@@ -413,11 +413,23 @@ def reach_limit(state: FrameState, args) -> None:
 # %% [markdown]
 # ## After a fork
 #
-# The child of `os.fork` has one thread, and every lock in the state it had at that moment. If another thread
-# was compiling, its lock would never be released, and its compile jobs never done.
+# The child of `os.fork` has one thread, and all else in the state it had at that moment. What another thread was
+# doing then is never done: locks stay locked (those of imports too), the collector stays off. So a fork waits until
+# nobody is compiling. Not for ever: what is compiled may itself wait for the child.
 
 # %%
-os.register_at_fork(after_in_child=_lock._at_fork_reinit)
+_waited: list[bool] = []                          # one item for each fork under way: is the lock ours?
+
+
+def _after_fork(child: bool) -> None:
+    if _waited.pop():
+        _lock.release()
+    elif child:
+        _lock._at_fork_reinit()
+
+
+os.register_at_fork(before=lambda: _waited.append(_lock.acquire(timeout=5)),
+                    after_in_parent=lambda: _after_fork(False), after_in_child=lambda: _after_fork(True))
 
 
 # %% [markdown]

@@ -533,6 +533,24 @@ def test_fork(backend):
     assert out == "ok\n"
 
 
+def test_a_fork_waits_until_nobody_compiles():
+    """The child would have the locks and the switched-off collector of a thread that it does not have."""
+    out = script("""
+        import gc, os, torch, minicompile, threading, time
+        started, done = threading.Event(), []
+        def slow(gm, inputs):
+            started.set(); time.sleep(0.5); done.append(1)
+            return gm.forward
+        t = threading.Thread(target=minicompile.compile(lambda x: x + 1, backend=slow), args=(torch.ones(2),)); t.start()
+        started.wait()
+        if (pid := os.fork()) == 0:
+            os._exit(0 if done and gc.isenabled() else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        t.join(); print(minicompile.compile(lambda x: x * 2)(torch.ones(1)).item())
+    """)
+    assert out == "2.0\n"
+
+
 def test_multiprocessing_spawn(tmp_path):
     (tmp_path / "spawned.py").write_text(textwrap.dedent("""
         import multiprocessing, torch, minicompile
