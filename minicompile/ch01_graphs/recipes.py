@@ -11,6 +11,9 @@
 # update of an optimizer consists of such. Other operators that write are asked each time, and so are operators of users,
 # which may change. Where sizes are symbolic, so is every operator, since an answer may need a guard. `fake_call` is what
 # fakes call; `ask` alone would do, and take longer.
+#
+# An operator on lists, such as `_foreach_add_`, is as many operators that know nothing of each other. Of 148 parameters most
+# lie like another one, so `ask_by_form` asks for a short list, with one item of each form.
 
 # %%
 import contextlib
@@ -114,10 +117,39 @@ def _made(kind, how, first):
     return kind([_made(*part, first) for part in how]) if kind is list or kind is tuple else how
 
 
+def _memory_in_common(tensors) -> tuple:
+    """Which of some tensors share their memory."""
+    keys = [storage_key(x) if isinstance(x, FakeTensor) else None for x in tensors]
+    return tuple(map(keys.index, keys))
+
+
+def ask_by_form(func, args, kwargs):
+    """`ask`; if `func` is an operator on lists, once for all items of one form."""
+    length = len(args[0]) if func._schema.name.startswith("aten::_foreach_") else 0
+    lists = [x for x in args if isinstance(x, (list, tuple))]
+    if length < 2 or any(len(x) != length for x in lists) or any(isinstance(x, torch.Tensor) and x.dim() for x in args):
+        return ask(func, args, kwargs)
+    writes, floats = func._schema.is_mutable, func in FLOATS_ARE_DATA
+    try:
+        forms = [(asked(item, floats), writes and _memory_in_common(item)) for item in zip(*lists)]
+        items = {form: i for i, form in enumerate(forms)}
+        short = [[x[i] for i in items.values()] if isinstance(x, (list, tuple)) else x for x in args]
+        if writes:
+            others = {id(t): t for t in args[0]}.keys() - set(map(id, short[0]))
+            out = ask(func, short, kwargs)
+            torch.autograd.graph.increment_version([t for t in args[0] if id(t) in others])
+            return out
+        memory = {storage_key(x) for x in leaves(short, kwargs) if isinstance(x, FakeTensor)}
+        recipes = dict(zip(items, [_recipe(x, None, memory) for x in ask(func, short, kwargs)]))
+        return [_made(*recipes[form], None) for form in forms]
+    except NotKept:
+        return ask(func, args, kwargs)
+
+
 def fake_call(func, args, kwargs):
     """Run one ATen operator on fakes, or make again what it gave for such arguments."""
     if not _may_be_kept(func):
-        return ask(func, args, kwargs)
+        return ask_by_form(func, args, kwargs)
     floats = func in FLOATS_ARE_DATA
     try:
         if func._schema.is_mutable:
@@ -128,7 +160,7 @@ def fake_call(func, args, kwargs):
     first = args[0] if args else None
     if (recipe := RECIPES.get(key)) is not None:
         return _made(*recipe, first)
-    out = ask(func, args, kwargs)
+    out = ask_by_form(func, args, kwargs)
     with contextlib.suppress(NotKept):
         recipe = _recipe(out, first, {storage_key(x) for x in leaves(args, kwargs) if isinstance(x, FakeTensor)})
         RECIPES[key] = recipe

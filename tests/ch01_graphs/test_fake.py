@@ -214,6 +214,7 @@ ASKED_TWICE = {
     "a view that the schema hides": lambda x, y: (aten._unsafe_view.default, (x, [24])),
     "several results": lambda x, y: (aten.native_layer_norm.default, (x, [4], None, None, 1e-5)),
     "a list": lambda x, y: (aten._foreach_add.List, ([x, y], [y, x[:, :1]])), "no memory": lambda x, y: (aten.neg.default, (x[:0],)),
+    "a list of few forms": lambda x, y: (aten._foreach_div.ScalarList, ([x, y.t(), x.t(), x, x, y.t()], [1, 2.0, 3.0, 4.0, 5, 6.0])),
     "written": lambda x, y: (aten.add_.Tensor, (x, y)), "written in place of a view": lambda x, y: (aten.mul_.Scalar, (x[1:], 2.5)),
     "written from the same memory": lambda x, y: (aten.add_.Tensor, (x, x)), "turned in place": lambda x, y: (aten.t_.default, (x,)),
     "made": lambda x, y: (aten.full.default, ([2, 3], 1.5)),
@@ -239,6 +240,22 @@ def test_a_result_that_is_made_again_is_as_the_first(name, monkeypatch):
     expected = result(ask)
     assert [result(fake_call) for _ in range(3)] == [expected] * 3
     assert len(recipes.RECIPES) >= (name not in ("written from the same memory", "turned in place"))
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_operators_on_lists_are_asked_once_for_each_form(writes, monkeypatch):
+    monkeypatch.setattr(recipes, "RECIPES", {})
+    lengths, op = [], aten._foreach_addcmul_.Scalar if writes else aten._foreach_addcmul.Scalar
+    monkeypatch.setattr(recipes, "ask", lambda func, args, kwargs: lengths.append(len(args[0])) or ask(func, args, kwargs))
+    mode = FakeMode()
+    lists = [[mode.from_real(torch.ones(shape)) for shape in ([2, 3], [4]) * 5] for _ in range(3)]
+    out = fake_call(op, (*lists, 0.5), {})
+    assert lengths == [2] and [t._version for t in lists[0]] == [int(writes)] * 10
+    assert writes or [t.shape for t in out] == [t.shape for t in lists[0]] and len({storage_key(t) for t in out}) == 10
+    with pytest.raises(RuntimeError, match="same number of tensors|same length"):
+        fake_call(op, (lists[0], lists[1][:9], lists[2], 0.5), {})
+    with pytest.raises(RuntimeError, match="size|shape|broadcast"):
+        fake_call(op, (lists[0], lists[1], [lists[2][1], *lists[2][1:]], 0.5), {})
 
 
 @pytest.mark.parametrize("op, args", [("add_.Tensor", lambda x, y: (x, y)), ("addcmul_.default", lambda x, y: (x, y, y)),
