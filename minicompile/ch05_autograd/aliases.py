@@ -320,6 +320,7 @@ UNDO.update({
     aten.view_as_real.default: lambda b, step, parent, new: emit(b, aten.view_as_complex.default, (emit(b, aten.clone.default, (new,)),)),
     aten.view_as_complex.default: lambda b, step, parent, new: emit(b, aten.view_as_real.default, (new,)),
     aten._conj.default: lambda b, step, parent, new: emit(b, aten.conj_physical.default, (new,)),
+    aten._neg_view.default: lambda b, step, parent, new: emit(b, aten.neg.default, (new,)),
 })
 
 

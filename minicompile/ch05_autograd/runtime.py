@@ -23,10 +23,12 @@ from ..ch01_graphs.fake import has_memory, is_lazy, version_of
 from ..ch01_graphs.graph import interpret
 from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout, same_strides
 from ..ch03_capture import hook
-from .joint import Constant, Input, Joint, Result, ViewOf, depends_on_sizes, resolve, simplify, trace_joint
+from .joint import Constant, Input, Joint, Result, ViewOf, depends_on_sizes, resolve, simplify, trace_joint, view_chain
 from .partition import Partition, compare_operands, partition
 from .second import Again, Derivative, Inputs, derive_again, kept_if_small, objection, refuse, separate
 from .undefined import without_tangents
+
+aten = torch.ops.aten
 
 Compile = Callable[..., Callable[[list], Sequence]]
 
@@ -57,6 +59,28 @@ def call_compiled(compiled: Callable, inputs: list):
         with torch._C._DisableAutocast():
             return compiled(inputs)
     return compiled(inputs)
+
+# %% [markdown]
+# One operator asks for history although gradients are off: `as_strided_scatter` refuses memory with gaps, or in another order, of a tensor
+# that requires a gradient. Eager's program may have given it an alias without history, and ours begins with the tensor itself.
+# Where an input leads to it, the graph gets such an alias.
+
+# %%
+def without_history(compile_aten: Compile) -> Compile:
+    def compile_graph(gm: fx.GraphModule, **settings):
+        compiled = compile_aten(gm, **settings)
+        roots = {view_chain(n.args[0])[0] for n in gm.graph.find_nodes(op="call_function", target=aten.as_strided_scatter.default)}
+        asked = [i for i, p in enumerate(gm.graph.find_nodes(op="placeholder")) if p in roots]
+        if not asked:
+            return compiled
+
+        @functools.wraps(compiled)
+        def call(inputs: list):
+            for i in asked:
+                inputs[i] = inputs[i].detach()
+            return compiled(inputs)
+        return call
+    return compile_graph
 
 # %% [markdown]
 # ## Tangents
@@ -477,15 +501,16 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     inputs to a list of outputs.
     prepare: a pass on the joint graph before it is partitioned.
     hold: how an input is remembered that backward does not need, and a second derivative may."""
+    lower = without_history(compile_aten)
     joint = trace_joint(gm, fakes)
     if prepare is not None:
         simplify(joint, prepare)
         compare_operands(joint.gm)
     if not joint.gradients:
-        return _direct(joint, compile_aten)
+        return _direct(joint, lower)
     halves = partition(joint)
-    forward = compile_aten(halves.forward, is_backward=False)
-    backward = backward_versions(halves, compile_aten)
+    forward = lower(halves.forward, is_backward=False)
+    backward = backward_versions(halves, lower)
     backward(expected_absent(joint))
     placeholders = gm.graph.find_nodes(op="placeholder")
     parameters = {i for i in joint.gradients if placeholders[i].meta.get("parameter")}

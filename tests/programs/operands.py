@@ -252,6 +252,102 @@ operands("ranks", 0.7, "torch.tensordot({x}, {f}, 0)", "torch.tensordot({x}, {x}
          "{a}.index_select({d}, torch.tensor(0, device=DEVICE))")
 
 
+# ---- numbers in tensors on the CPU
+
+operands("hosts", 0.7, "{a} * torch.tensor(2.5)", "torch.tensor(3) - {a}", "{x} ** torch.tensor(2)",
+         "torch.tensor(2.0) ** {x}.clamp(-3, 3)",
+         "torch.where({m}, torch.tensor(1.5), {x})", "torch.where({m}, {x}, torch.tensor(2, dtype=torch.float64))",
+         "torch.tensor(2.0) * torch.tensor(3) + {a}", "{x}.mean().cpu() * {x}", "{x}.sum().cpu().sin().to(DEVICE) + {y}",
+         "{x}.sum().cpu() + torch.tensor(1.0)", "{a}[torch.tensor(0)]", "{a}[torch.tensor([0, 0])]", "{a}[..., torch.tensor([-1])]",
+         "torch.stack([torch.tensor(1.0), torch.tensor(2.5)]).to(DEVICE).sum() * {x}", "{x}.clamp(max=torch.tensor(0.5))",
+         "torch.lerp({x}, {f}, torch.tensor(0.25).to({x}.dtype))", "torch.addcmul({x}, {f}, torch.tensor(2.0).to({x}.dtype))",
+         "torch.maximum({a}, torch.tensor(1))", "{a} > torch.tensor(0.25)", "{n} // torch.tensor(3)", "{n} % torch.tensor(-4)",
+         "{n} << torch.tensor(2)", "{a}.masked_fill({m}, torch.tensor(2))", "{a}.eq(torch.tensor(True))",
+         "torch.tensor(4.0).sqrt().item() * {a}", "(torch.tensor(7) // 2).item() + {a}", "torch.tensor({c}).to({a}) + {a}",
+         "{a}.new_tensor({c}) * {y}", "torch.full((), 2.0) * {a}", "torch.arange(3)[1] * {a}", "torch.ones(2)[0] + {a}",
+         "{x}.detach().cpu().sum().item() * {a}", "{a}.cpu().to(DEVICE) * 2", "torch.scalar_tensor(2.0) - {a}",
+         "torch.tensor(0.5).expand(2)[0] * {a}", "({x}.amax().cpu() > 0) * {a}", "torch.atan2({x}, torch.tensor(1.5))",
+         "torch.sub(torch.tensor(2), {a}, alpha=3)", "torch.add({x}, torch.tensor(1.0), alpha=torch.tensor(2.0).item())")
+operands("hosts", 0.7, "{a}.add_(torch.tensor(2))", "{x}.mul_(torch.tensor(0.5))", "{a}[0] = torch.tensor(3)", "{a}.fill_(torch.tensor(2))",
+         "{x} -= torch.tensor(1.5, dtype=torch.float64)", "{x}.copy_(torch.tensor(2))", "{x}.copy_({x}.cpu() * 2)",
+         "{x} /= torch.tensor(4)",
+         "{x}.masked_fill_({m}, torch.tensor(0.5))", "{x}[{m}] = torch.tensor(0.25)", "{x}.clamp_(max=torch.tensor(1.0))",
+         "{a}.index_put_((torch.tensor([0]),), torch.tensor(2).to({a}))", "{x}.addcmul_({f}, torch.tensor(0.5).to({x}.dtype))",
+         "{x}.lerp_({f}, torch.tensor(0.5).to({x}.dtype))", write=True)
+
+
+# ---- what is set for a while, or for all
+
+INSIDE = ["lambda a: torch.ones(3, device=DEVICE) * a.sum()", "lambda a: torch.tensor(1.5, device=DEVICE) + a", "lambda a: a / 2",
+          "lambda a: torch.arange(3, device=DEVICE) / 2 + a.sum()", "lambda a: torch.full((2,), 0.5, device=DEVICE) * a.sum()",
+          "lambda a: torch.linspace(0, 1, 3, device=DEVICE)", "lambda a: a.long().sqrt()", "lambda a: (a > 0) * 0.5",
+          "lambda a: a.long() * 1.5",
+          "lambda a: torch.zeros(2, device=DEVICE).add_(a.sum().nan_to_num())", "lambda a: torch.tensor(a.sum().item(), device=DEVICE)",
+          "lambda a: a.to(torch.get_default_dtype())", "lambda a: torch.eye(2, device=DEVICE) @ torch.ones(2, 2, device=DEVICE)",
+          "lambda a: torch.where(a > 0, 0.5, 2)", "lambda a: a.bool().float().mean()", "lambda a: torch.scalar_tensor(2) * a",
+          "lambda a: torch.finfo(torch.get_default_dtype()).bits + a", "lambda a: (a > 0).softmax(-1, dtype=torch.get_default_dtype())",
+          "lambda a: torch.arange(0, 1, 0.25, device=DEVICE)", "lambda a: torch.view_as_real(torch.tensor(1j, device=DEVICE)) * a.sum()",
+          "lambda a: (a.long() * 1j).real", "lambda a: torch.complex(*torch.ones(2, 3, device=DEVICE)).imag"]
+SAME = ["lambda a: torch.empty(3, device=DEVICE).isnan()", "lambda a: torch.empty_like(a).nan_to_num(1.0, 1.0, 1.0) * a",
+        "lambda a: a.detach().clone().resize_(2, 2)",
+        "lambda a: a.index_add(0, torch.tensor([0, 0], device=DEVICE), a[:1].expand(2, *a.shape[1:]))",
+        "lambda a: a.clone().index_put_((torch.tensor([0, 0], device=DEVICE),), a[:1] * 2, accumulate=True)", "lambda a: a.cumsum(0)",
+        "lambda a: a.scatter_add(0, torch.zeros_like(a, dtype=torch.long), a)",
+        "lambda a: a.clone().put_(torch.tensor([0], device=DEVICE), a.reshape(-1)[:1])",
+        "lambda a: a.gather(0, torch.zeros_like(a, dtype=torch.long))", "lambda a: a.median()", "lambda a: a.new_empty(2, 3).isnan()",
+        "lambda a: a.flatten().long().abs().bincount()", "lambda a: torch.are_deterministic_algorithms_enabled() + a",
+        "lambda a: a.index_copy(0, torch.tensor([0], device=DEVICE), a[:1] * 3)", "lambda a: a.repeat_interleave(2, 0)",
+        "lambda a: F.embedding(torch.tensor([0, 0], device=DEVICE), a)",
+        "lambda a: torch.empty_strided((2, 2), (1, 2), device=DEVICE).isnan()",
+        "lambda a: a.scatter_reduce(0, torch.zeros_like(a, dtype=torch.long), a, 'amax')", "lambda a: a.new_empty(2, dtype=torch.long) * 0"]
+
+
+@family("settings", 6.0)
+def set_for_a_while(w):
+    x = w.tensor(lambda t: t.is_floating_point() and t.numel() > 0)
+    if w.rng.random() < 0.5:
+        dtype = w.rng.choice(["torch.float64", "torch.bfloat16", "torch.float16", "torch.float32"])
+        return f"default({dtype}, {w.rng.choice(INSIDE)}, {x})"
+    return f"deterministic({w.rng.choice(SAME)}, {x}, warn_only={w.rng.random() < 0.5})"
+
+
+operands("settings", 0.5, "torch.get_default_dtype().itemsize + {x}", "torch.are_deterministic_algorithms_enabled() + {a}",
+         "torch.get_num_threads() * {a}", "torch.is_grad_enabled() + {a}", "torch.ones(3, device=DEVICE) * {a}.sum()", "{n} / 2",
+         "{n} * 0.5",
+         "torch.tensor(0.5, device=DEVICE) * {n}", "{b} * 0.5", "torch.arange(3.0, device=DEVICE) * {a}.sum()", "{n}.sin()", "{n} ** 0.5",
+         "torch.full((2,), 0.25, device=DEVICE)", "torch.empty(0, device=DEVICE).sum() + {a}", "{x} * 1e-39", "({x} * 1e-30) * 1e-10",
+         "{x} * 1e-39 * 1e38 * 1e3", "({x} * 1e-40).abs() > 0", "({x} * 1e-42).sum() * 1e40",
+         "torch.get_float32_matmul_precision() == 'highest'"
+         " and {x}", "{x}.double() * 1e-310 * 1e305 * 1e5", "torch.tensor(1e-40, device=DEVICE) * 1e38 * {x}", "{n}.abs().sqrt().cumsum(0)",
+         "torch.backends.mkldnn.is_available() + {a}", "F.one_hot({n}.abs() % 3, 3) * 0.5",
+         "torch.finfo(torch.get_default_dtype()).eps * {x}",
+         "{x}.nan_to_num().tolist() and torch.tensor({x}.detach().nan_to_num().flatten().tolist(), device=DEVICE)")
+operands("settings", 0.5, "torch.set_default_dtype(torch.get_default_dtype())", "{x}.resize_({x}.shape)", "{n}.fill_(2.5)",
+         "{x}.mul_(1e-39)", write=True)
+
+# ---- memory exchanged, and bits that stand for a sign
+
+operands("memory", 0.7, "{a}.data = {y}.data", "{x}.data = {f}.data.to({x}.dtype)", "{a}.set_({y})", "{a}.set_({y}.detach()[..., :1])",
+         "{x}.data = {x}.data.double()", "{a}.data = {a}.data.T", "{a}.data = {a}.data.contiguous()", "{a}.data = {a}.data.clone().mul_(2)",
+         "{x}.data, {f}.data = {f}.data, {x}.data", "{x}[0].data = {x}.data[-1]", "{a}.data.resize_(2, 3)",
+         "{a}.data.set_({a}.data.flip(0))",
+         "{a}.untyped_storage().copy_({a}.clone().contiguous().untyped_storage())", "{x}.detach().set_({x}.detach() * 2)",
+         "with torch.no_grad(): {x}.set_({x} * 2)", "with torch.no_grad(): {x}.resize_(3, 2)", "{a}.resize_(*{a}.shape[::-1])",
+         "{x}.data.copy_({f})", "{x}.data[..., :1] *= 2", "{x}.data.add_({x}.data.mean())", "{a}.t_().data = {a}.t()",
+         "torch.mul({x}, 2, out={x}.data)", "torch.sin({x}.detach(), out={x}.data)", "{a}.swapaxes_(0, -1)", write=True)
+operands("memory", 0.7, "torch._neg_view({x})", "torch._neg_view({x}).mT", "torch._neg_view({x}) * {y}",
+         "torch._neg_view({x}).resolve_neg()",
+         "torch._neg_view({a}).is_neg() + {a}", "torch._neg_view({x})[..., 1:]", "torch._neg_view({x} * 2).sum({d})",
+         "torch._neg_view({x}).clone()", "(s := {x}.clone(), s.data).__getitem__(1) * 2",
+         "torch.complex({x}.float(), {x}.float()).conj().imag",
+         "torch.complex({x}.float(), {x}.float()).conj().imag.cumsum({d})", "torch.complex({x}.float(), {x}.float()).conj().imag[..., 1:]",
+         "(s := torch.complex({x}.float(), {x}.float()).conj(), s.imag.mul_(2), s.real + s.imag)[-1]",
+         "(s := {x} * 1, torch._neg_view(s).add_(1), s)[-1]", "(s := {x} * 1, torch._neg_view(s)[..., :1].copy_({x}[..., :1]), s)[-1]",
+         "torch.cat([torch._neg_view({x}), {x}])", "torch.empty_like(torch._neg_view({x})).is_neg() + {x}")
+operands("memory", 0.7, "torch._neg_view({x}).add_(1)", "torch._neg_view({x}).mul_({f})", "{x}.copy_(torch._neg_view({f}))",
+         "torch._neg_view({x})[..., 0] = 2", "torch.sin({x}.detach(), out=torch._neg_view({x}))", write=True)
+
+
 # ---- what eager refuses
 
 operands("refusals", 0.5, "{a}.view(7, 11)", "{a}.expand(5, 7)", "{a}.reshape(-1, 13)", "{x} @ {y}", "{a}.squeeze(9)",

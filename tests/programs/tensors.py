@@ -16,7 +16,8 @@ INTEGERS = ["torch.int64", "torch.int64", "torch.int32", "torch.int16", "torch.i
 LIMIT = 4096                            # elements of a value
 LARGEST = 1e3                           # beyond it a floating-point value is mostly not kept
 
-HEAD = '''import math
+HEAD = '''import contextlib
+import math
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
@@ -89,6 +90,30 @@ def penalty(f, x):
 
 def into(f, out, *args):
     return f(*args, out=out)
+
+@contextlib.contextmanager
+def during(change, value, before):
+    change(value)
+    try:
+        yield
+    finally:
+        change(before)
+
+def default(dtype, f, *args):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        return f(*args)
+    finally:
+        torch.set_default_dtype(before)
+
+def deterministic(f, *args, warn_only=True):
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        return f(*args)
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 def inputs(seed, B):
     generator = torch.Generator().manual_seed(seed)
@@ -705,7 +730,10 @@ def make_input(w: Writer, name: str, B: int) -> list[str]:
     if rank and "B" not in size and rng.random() < 0.5:
         size[0] = "B"
     shape = ", ".join(size)
-    kind = rng.choices(["float", "int", "bool", "related"], [12, 2, 1, 2])[0]
+    kind = rng.choices(["float", "int", "bool", "related", "host"], [12, 2, 1, 2, 0.5])[0]
+    if kind == "host":                                      # a number in a tensor, on the CPU
+        return [f"{name} = torch.tensor({rng.choice(['0.5 + seed', '2', 'seed', '-1.5', 'True'])})"
+                + rng.choice(["", "", f".to({rng.choice(FLOATS)})", ".float().requires_grad_()"])]
     if kind == "related" and w.names:
         x = w.tensor()
         return [f"{name} = {x}" + rng.choice(["", "", "[1:]", ".detach()", ".t()", ".reshape(-1)", "[..., :1]", ".unsqueeze(0)",
@@ -860,11 +888,28 @@ def _program(w: Writer, device: str) -> str:
     again = [t._version for t in values] == versions and has_gradients([w.env[n] for n in results if n in w.env])
     # ... and what is written behind autograd's back, to `x.data`, is not in the copy that a hook has made, and no version tells of it
     copies = ".data" not in text
-    around = rng.choices(["", "hooked", "on_cpu", "checkpointed"], [6, 2 * copies, copies, 9 if again and copies else 0])[0]
+    again &= copies and "default(" not in text and "deterministic(" not in text     # where it stops behind a break, no `finally` is run
+    around = rng.choices(["", "hooked", "on_cpu", "checkpointed"], [6, 2 * copies, copies, 9 * again])[0]
     return (HEAD.format(device=device) + "".join(f"    {line}\n" for line in made) + f"    return ({', '.join(arguments)},)\n\n"
             + f"def entry({', '.join(arguments)}):\n{body}    return ({', '.join(results)},)\n\n"
-            + f"def drive(compile_, call):\n    fast = compile_(entry)\n    for seed, B in {calls}:\n"
-            f"        call({around}(fast), *inputs(seed, B))\n")
+            + f"def drive(compile_, call):\n    fast = compile_(entry)\n    for seed, B in {calls}:\n        given = inputs(seed, B)\n"
+            f"        with {setting(rng)}:\n            call({around}(fast), *given)\n")
+
+
+SETTINGS = ["torch.set_default_dtype, torch.float64, torch.float32", "torch.set_default_dtype, torch.bfloat16, torch.float32",
+            "torch.use_deterministic_algorithms, True, False", "torch.set_flush_denormal, True, False", "torch.set_num_threads, 2, 1",
+            "lambda on: torch.use_deterministic_algorithms(on, warn_only=True), True, False",
+            "lambda on: setattr(torch.backends.cudnn, 'enabled', on), False, True",
+            "torch.set_float32_matmul_precision, 'highest', 'highest'", "torch.set_grad_enabled, False, True",
+            "torch.autograd.set_multithreading_enabled, False, True"]
+
+
+def setting(rng) -> str:
+    """The context of the calls of one in three programs, or of their second and third."""
+    if rng.random() < 0.67:
+        return "contextlib.nullcontext()"
+    context = rng.choice([*(f"during({text})" for text in SETTINGS), "torch.backends.mkldnn.flags(enabled=False)", "torch.device(DEVICE)"])
+    return context + rng.choice(["", " if seed else contextlib.nullcontext()"])
 
 
 def has_gradients(results: list) -> bool:
