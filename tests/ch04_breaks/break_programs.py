@@ -587,6 +587,20 @@ def uses_locals(x):
     return names, z
 
 
+def runs_text(x):
+    exec("scale = 3")
+    y = x + 1
+    effect(y)
+    return y * (eval("scale") if sys.version_info < (3, 13) else 2)
+
+
+def writes_locals(x):
+    locals()["scale"] = 4
+    y = x + 1
+    effect(y)
+    return y * locals().get("scale", 5)                     # 5 since Python 3.13
+
+
 def deletes(x):
     y = x + 1
     z = y * 2
@@ -1124,4 +1138,4 @@ def group_left_over(x):
 ALL = [f for f in list(globals().values()) if isinstance(f, types.FunctionType) and f.__module__ == __name__
        and f.__name__ not in ("effect", "fail", "seen_state", "generator_context", "quiet_gradients")]
 # Nothing to compile, or it raises each time
-EAGER = ("unbound_later", "return_in_finally", "generator_expression")
+EAGER = ("unbound_later", "return_in_finally", "generator_expression", "runs_text", "writes_locals")

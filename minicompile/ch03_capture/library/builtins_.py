@@ -587,8 +587,15 @@ def refused(reason):
 HANDLED[print] = refused("print()")
 for _function in (open, input):
     HANDLED[_function] = refused(f"{_function.__name__}(), which reads a file")
-for _function in (globals, eval, exec, compile):
+for _function in (globals, eval, compile):
     HANDLED[_function] = refused("a builtin that looks at or runs the program itself")
+
+
+@handles(exec)
+def run_text(tx, text, *namespaces, **named):
+    """Without a namespace, what it makes is kept in the frame that calls it, for `eval` and `locals` to find."""
+    refuse = unsupported if namespaces or named else plain_python
+    refuse(tx, "a builtin that looks at or runs the program itself")
 
 
 def needs_frame(function):

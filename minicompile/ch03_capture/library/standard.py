@@ -45,7 +45,7 @@ from ..iterate import iterate, unpack, values_of
 from ..methods import call_method, method
 from ..operations import METHODS, Deputy, equal, fold, truth
 from ..subscripts import contains, set_item
-from ..tracer import call, constant_source, guard, location, unsupported
+from ..tracer import call, constant_source, guard, location, plain_python, unsupported
 from ..values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NEW, NONE, NotConstant, ObjVal,
     SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, python_method, told_apart, user_errors)
@@ -427,6 +427,8 @@ def local_variables(tx):
     frame = tx.frames[-1]
     if frame.code.co_name == "<module>" or not frame.code.co_flags & inspect.CO_OPTIMIZED:
         unsupported(tx, "locals() outside a function")
+    if sys.version_info < (3, 13) and [i.argval for i in frame.decoded.instructions].count("locals") > 1:
+        plain_python(tx, "locals() more than once: before Python 3.13 that is one dictionary, which keeps what is written to it")
     found = {}
     for name in (*frame.code.co_varnames, *frame.code.co_cellvars, *frame.code.co_freevars):
         value = frame.locals.get(name)
