@@ -204,3 +204,11 @@ def test_a_hundred_programs_find_a_planted_bug(plant, monkeypatch):
 def test_many(first):
     failures, _ = run_seeds(("tensors", "cpu", first, first + 100, None, 0, None, float("inf")))
     assert not failures, failures
+
+
+@pytest.mark.parametrize("write,chance", [("x[..., 1].mul_(x[0][1])", True), ("torch.sin(x[:, 1:].T, out=x[:, :-1].T)", True),
+                                          ("x.mul_(x)", False), ("x.copy_(x.flip(0))", False), ("x[0].add_(x[1])", False)])
+def test_what_the_order_of_a_loop_decides_is_not_compared(write, chance):
+    code = compile("import torch\ndef drive(compile_, call):\n    call(compile_(entry), torch.ones(2, 6))\n"
+                   f"def entry(x):\n    {write}", "<planted>", "exec")
+    assert compare.ordered_by_chance(code) is chance

@@ -6,6 +6,7 @@
 # computes in, and the result stays lazy.
 
 # %%
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -309,7 +310,8 @@ def clone(g, x, *, memory_format=None):
 #
 # `full` and `arange` are functions of the index alone. They are never stored unless something outside a loop
 # wants them. Memory of any value is just allocated when a library call asks for it (`bernoulli` wants the
-# shape only); a loop sees zeros.
+# shape only); a loop sees zeros, or under deterministic algorithms what PyTorch then fills new memory with: NaN, the largest
+# integer, True.
 
 # %%
 @lowering("full")
@@ -322,7 +324,12 @@ def full(g, size, value, **kwargs):
 
 @lowering("empty.memory_format")
 def empty(g, size, **kwargs):
-    return NotImplemented if g.node in g.wanted else full(g, size, 0)
+    if g.node in g.wanted:
+        return NotImplemented
+    dtype, value = g.val.dtype, 0
+    if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:
+        value = math.nan if dtype.is_floating_point else True if dtype is torch.bool else torch.iinfo(dtype).max
+    return full(g, size, value)
 
 
 @lowering("arange.start_step")

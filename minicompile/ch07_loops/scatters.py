@@ -8,6 +8,9 @@
 #
 # This is how the gradient of an embedding is computed. Half types accumulate in a float32 buffer, which is
 # rounded once at the end: adding thousands of small gradients in bfloat16 would lose them.
+#
+# Which of two stores to one element comes last, and in which order sums are added up, is decided on a GPU by who is first. Under
+# deterministic algorithms such a scatter is the library's, which then sorts, or refuses.
 
 # %%
 from functools import partial
@@ -27,6 +30,8 @@ from .views import offset_of
 
 def scatter_into(g: Lowering, x: Lazy, space, position, value, readers, mode: str | None) -> Lazy:
     """`x` with `value(b, index)` stored at `position(b, index)` for every index of `space`."""
+    if x.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+        return NotImplemented
     dtype, size = g.val.dtype, sizes_of(g.val)
     wide = mode == "atomic_add" and dtype in HALF
     kind = torch.float32 if wide else dtype

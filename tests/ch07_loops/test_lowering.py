@@ -560,3 +560,19 @@ def test_numbers_that_a_remainder_of_halves_is_taken_by(op, dtype):
         assert torch.equal(minicompile.compile(f, backend="loops")(x), f(x))
     gm = decompose(trace(lambda x: [op(x, 0.1)], [FakeTensor(x.to("meta"), torch.device("cuda", 0), False)]))
     assert f"tl.full([1], {tenth!r}, tl.float32)" in emit_triton(fuse(lower(gm)).steps[0]).code
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_scatters_on_a_gpu_are_the_librarys_under_deterministic_algorithms(device):
+    def fake(*size, dtype=torch.float32):
+        return FakeTensor(torch.empty(size, dtype=dtype, device="meta"), torch.device(device, 0))
+
+    def scatters(x, i, j):
+        return x.index_put((i,), x, accumulate=True), x.index_put((i,), x), x.scatter_add(0, j, x), x.scatter(0, j, x)
+    fakes = [fake(5, 3), fake(5, dtype=torch.long), fake(5, 1, dtype=torch.long)]
+    assert not externs(lower(decompose(trace(scatters, fakes))))
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert len(externs(lower(decompose(trace(scatters, fakes))))) == (4 if device == "cuda" else 0)
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -146,3 +146,45 @@ class Noise(TorchDispatchMode):
 
 def overlaps(t) -> bool:
     return any(stride == 0 and size > 1 for size, stride in zip(t.shape, t.stride()))
+
+
+class Overlaps(TorchDispatchMode):
+    """`found`: whether some operator read elements, at another place, that it wrote."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = False
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out, operands = func(*args, **(kwargs or {})), []
+        given = {**dict(zip((a.name for a in func._schema.arguments), args)), **(kwargs or {})}
+        for spec in func._schema.arguments:
+            value = given.get(spec.name)
+            written = spec.alias_info is not None and spec.alias_info.is_write
+            operands += [(t, written) for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor) and t.layout is torch.strided]
+        if func.overloadpacket.__name__ not in ("set_", "resize_"):
+            self.found |= any(meet(t, u) for t, written in operands if written for u, _ in operands if u is not t)
+        return out
+
+
+def meet(t, u) -> bool:
+    """Whether two tensors share elements, and are not one in all positions."""
+    if t.untyped_storage()._cdata != u.untyped_storage()._cdata or form(t) == form(u):
+        return False
+    return bool(places(t) & places(u))
+
+
+def form(t) -> tuple:
+    return t.dtype, t.shape, t.stride(), t.storage_offset()
+
+
+def places(t) -> set:
+    """Where the elements are, in bytes."""
+    out = torch.tensor([t.storage_offset()])
+    for size, stride in zip(t.shape, t.stride()):
+        out = (out[:, None] + torch.arange(size) * stride).flatten()
+    return set((out * t.element_size()).tolist())
