@@ -33,6 +33,7 @@ from .ch02_guards.guards import GuardSet
 from .ch02_guards.identity import strongly, weakly
 from .ch02_guards.torch_guards import TensorSpec
 from .ch03_capture import hook
+from .ch03_capture.binding import SUSPENDS
 from .ch03_capture.capture import WORLD
 from .ch03_capture.hook import EVALUATE
 from .config import Config, config
@@ -60,9 +61,6 @@ def allow(function) -> None:
             if hook.is_library_file(code.co_filename):
                 hook.forget_code(code)          # it may have been met, and skipped, as a part of another
         function = getattr(function, "__wrapped__", None) or getattr(function, "__func__", None)
-
-
-SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def check_code(target, context: Context) -> None:

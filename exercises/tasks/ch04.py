@@ -308,7 +308,7 @@ After a graph break the rest of a function is a function of its own, made from t
 has to be an output of the graph before the break, so nothing may be among them that is not read any more; and a variable that is
 not set there cannot be passed. `needed_locals(code, offset)` are the names that the code from `offset` on may read.
 `code.co_varnames` are the local variables in order, `co_cellvars` and `co_freevars` those that closures share: the resume function
-gets their cells in another way. Generators and coroutines cannot be continued: `code.co_flags & REFUSED_FLAGS`.""",
+gets their cells in another way. Generators and coroutines cannot be continued: `code.co_flags & SUSPENDS`.""",
      hints=[
     "Which variables of a function are read after a certain line? Which of them may have no value there?",
     "Go through code.co_varnames in order, and keep a name if it is needed, no cell, and bound. What if `bound` is None?",

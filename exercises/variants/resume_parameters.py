@@ -1,9 +1,9 @@
-from minicompile.ch04_breaks.resume import REFUSED_FLAGS, needed_locals
+from minicompile.ch04_breaks.resume import SUSPENDS, needed_locals
 from minicompile.errors import Unsupported
 
 
 def _names(code, offset, bound, *, live=True, cells=True, set_=True, order=True, none=True, flags=True):
-    if code.co_flags & REFUSED_FLAGS and flags:
+    if code.co_flags & SUSPENDS and flags:
         raise Unsupported("generator")
     needed = needed_locals(code, offset) if live else set(code.co_varnames)
     shared = (*code.co_cellvars, *code.co_freevars) if cells else ()
@@ -41,7 +41,7 @@ def wrong_parameters_of_the_original(code, offset, bound):
 
 
 def right_by_sets(code, offset, bound):
-    if code.co_flags & REFUSED_FLAGS:
+    if code.co_flags & SUSPENDS:
         raise Unsupported("this code cannot be continued")
     wanted = needed_locals(code, offset) - {*code.co_cellvars, *code.co_freevars}
     if bound is not None:

@@ -15,6 +15,8 @@ import functools
 import inspect
 import types
 
+SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR       # flags of code that is left and entered again
+
 
 def binder_code(code) -> types.CodeType:
     """Code of a lambda with the parameters of `code` that returns them in the order of the frame's

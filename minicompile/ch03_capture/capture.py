@@ -17,7 +17,6 @@
 # %%
 import bisect
 import functools
-import inspect
 import re
 import types
 import weakref
@@ -37,6 +36,7 @@ from ..ch02_guards.sources import ClosureCellSource, LocalSource, ModuleAttrSour
 from ..errors import SkipFrame, Unsupported, marked
 from . import classes, contexts, control_flow, library, opcodes, opcodes_calls, regions  # noqa: F401 (they fill tables)
 from .contexts import close_all, enter_autocast, exit_autocast, set_grad
+from .binding import SUSPENDS
 from .effects import written_storages
 from .epilogue import Epilogue, expression, output_text, pool, refuse_to_leave, source_text, write_effects
 from .hook import EVALUATE
@@ -129,7 +129,6 @@ class Trace:
 
 # %%
 WORLD = ("GRAD_MODE", "INFERENCE_MODE", "DEFAULT_DTYPE", "DETERMINISTIC", "AUTOCAST", "TORCH_FUNCTION")
-REFUSED_FLAGS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 class WaitingStack(list):
@@ -172,7 +171,7 @@ def start(func, args: dict, options: CaptureOptions, stop_at: int | None) -> tup
 def trace(func, args: dict, options: CaptureOptions, stop_at: int | None = None) -> Trace:
     """Interpret the frame. Raises Unsupported with attributes `step` (which instruction, counted in
     execution order) and `chain`; SkipFrame when the frame is not worth or not capable of capture."""
-    if func.__code__.co_flags & REFUSED_FLAGS:
+    if func.__code__.co_flags & SUSPENDS:
         raise quiet_skip("generators and coroutines are not captured")
     tx, frame = start(func, args, options, stop_at)
     tx.inference = torch.is_inference_mode_enabled()

@@ -55,9 +55,6 @@ class Effects:
     undo: list = field(default_factory=list)
     pure_since: int = 0
 
-    def __bool__(self):
-        return bool(self.changed or self.gradients or self.calls or self.flags)
-
 
 def touch(tx, value: AbstractValue):
     """`value` is about to change."""

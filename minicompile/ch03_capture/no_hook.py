@@ -9,7 +9,6 @@
 
 # %%
 import functools
-import inspect
 import sys
 import threading
 import types
@@ -20,10 +19,9 @@ import torch
 from ..ch02_guards.torch_guards import HOOK_DICTS
 from ..errors import GraphBreakError
 from ..marks import passed_over
-from .binding import bind
+from .binding import SUSPENDS, bind
 
 EVALUATE = object()
-_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 class _Region(threading.local):
@@ -151,7 +149,7 @@ def run(context, function, /, *args, **kwargs):
         if found is None and getattr(context, "fullgraph", False):
             raise GraphBreakError("fullgraph=True, but without the frame hook a module with hooks, or with a __call__ "
                                   "of its own, cannot be captured. Build the hook, or remove them.")
-        if found is None or found[0].__code__.co_flags & _SUSPENDS:
+        if found is None or found[0].__code__.co_flags & SUSPENDS:
             return function(*args, **kwargs)
         inner, *call = found
         target = target_of(inner, context)

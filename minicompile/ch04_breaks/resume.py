@@ -46,20 +46,19 @@
 # In tracebacks a resume function goes by the name of its original. Only its qualified name says where it begins.
 
 # %%
-import inspect
 import sys
 import types
 import weakref
 from dataclasses import dataclass, field
 
 from .. import marks
+from ..ch03_capture.binding import SUSPENDS
 from ..ch03_capture.hook import kept, record
 from ..errors import Unsupported
 from . import bytecode as bc
 
 VALUE, NULL, CONTEXT, HANDLING, LASTI = "value", "null", "context", "handling", "lasti"
 HAS_ARGUMENT = (VALUE, CONTEXT, HANDLING)
-REFUSED_FLAGS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 PYTHON = sys.version_info[:2]
 
 
@@ -227,8 +226,8 @@ def make_resume(code, offset: int, bound: set | None, stack: tuple) -> ResumePoi
 def parameters_at(code, offset, bound) -> tuple:
     """Names of the variables that a function which continues `code` at `offset` takes, in the order of `code.co_varnames`: those that are
     needed from there on and that are set (in `bound`, unless that is None). A variable that is shared with a closure arrives in its
-    cell instead. Raises Unsupported where the code cannot be continued: generators and coroutines (REFUSED_FLAGS)."""
-    if code.co_flags & REFUSED_FLAGS:
+    cell instead. Raises Unsupported where the code cannot be continued: generators and coroutines (SUSPENDS)."""
+    if code.co_flags & SUSPENDS:
         raise Unsupported("graph break inside a generator or coroutine")
     live, cells = needed_locals(code, offset), (*code.co_cellvars, *code.co_freevars)
     return tuple(name for name in code.co_varnames

@@ -394,10 +394,15 @@ def enumerated(tx, items, start=ZERO):
     return rows(tx, ((const(i), v) for i, v in enumerate(values_of(tx, items), start.value)))
 
 
-@handles(filter)
-def filtered(tx, function, items):
-    keep = function_of(tx, function, lambda v: v)
-    return IterVal(it=(v for v in values_of(tx, items) if truth(tx, keep(v))))
+def by_test(function):
+    """`filter(test, items)` and its like."""
+    def handler(tx, test, items):
+        keep = function_of(tx, test, lambda v: v)
+        return IterVal(it=(v for v in function(lambda v: truth(tx, keep(v)), values_of(tx, items))))
+    return handler
+
+
+HANDLED.update({f: by_test(f) for f in (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)})
 
 
 @handles(reversed)

@@ -88,15 +88,6 @@ def make_groupby(tx, items, key=NONE):
     return IterVal(it=(TupleVal(items=[k.value, IterVal(it=(v for v in group))]) for k, group in groups))
 
 
-def by_test(function):
-    """`takewhile(test, items)` and its like."""
-    def handler(tx, test, items):
-        keep = function_of(tx, test, lambda v: v)
-        return IterVal(it=(v for v in function(lambda v: truth(tx, keep(v)), values_of(tx, items))))
-    return handler
-
-
-HANDLED.update({f: by_test(f) for f in (itertools.takewhile, itertools.dropwhile, itertools.filterfalse)})
 HANDLED[itertools.compress] = lambda tx, items, selectors: IterVal(it=(
     v for v, s in zip(values_of(tx, items), values_of(tx, selectors)) if truth(tx, s)))
 
