@@ -48,6 +48,7 @@
 # what leaves the checkpoint (it is the next one's input) and random numbers.
 
 # %%
+import functools
 import math
 import operator
 from collections import Counter
@@ -173,6 +174,11 @@ class Halves:
     outputs: list
     gradients: list
 
+    @functools.cached_property
+    def given(self) -> set[fx.Node]:
+        """The outputs, to be looked up: a step has hundreds."""
+        return {o for o in self.outputs if isinstance(o, fx.Node)}
+
 
 def split_nodes(joint: Joint) -> Halves:
     backward: set[fx.Node] = set()
@@ -271,7 +277,7 @@ class Use:
 def forward_use(node: fx.Node, halves: Halves, stage) -> Use:
     found = readers(node, halves.forward)
     return Use(library=any(not is_fusible(u) for u in found), far=any(stage[u] > stage[node] for u in found),
-               output=node in halves.outputs)
+               output=node in halves.given)
 
 
 def is_checkpointed(node: fx.Node) -> bool:
@@ -284,7 +290,7 @@ def is_checkpointed(node: fx.Node) -> bool:
 def leaves_region(node: fx.Node, halves: Halves) -> bool:
     """Is a checkpointed value, or a view of it, read outside of its checkpoint, or an output?"""
     region = node.meta["recompute"]
-    return node in halves.outputs or any(
+    return node in halves.given or any(
         u in halves.forward and (u.meta.get("recompute") != region or is_view(u) and leaves_region(u, halves))
         for u in node.users)
 

@@ -10,7 +10,9 @@ from minicompile.ch01_graphs.trace import trace
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.ir import Loop
 from minicompile.ch07_loops.lower import Options, lower
-from minicompile.ch08_fusion.fuse import fuse
+from minicompile.ch08_fusion.dependencies import remove_dead
+from minicompile.ch08_fusion.fuse import fuse, fuse_groups
+from minicompile.ch08_fusion.groups import Fuser, FusionOptions
 from minicompile.ch08_fusion.kernel import Kernel
 from minicompile.ch08_fusion.reference import run_kernel, verify_schedule
 from minicompile.ch11_runtime.host import compile_schedule
@@ -253,3 +255,22 @@ def test_what_a_kernel_makes_is_on_the_device_that_it_writes():
     with torch.device("meta"):
         run_kernel(kernel, {kernel.inputs[0]: x, kernel.outputs[0]: out}, {})
     torch.testing.assert_close(out, F.pad(x, [1, 2], value=0.5))
+
+
+def test_everybody_knows_what_runs_before_after_all_fusions():
+    """What `merge` tells to the successors of the two groups is what a walk through the graph finds."""
+    def f(x, *ws):
+        ys = [(x @ w).relu() * w for w in ws]
+        norm = torch.stack([y.square().sum() for y in ys] + [(y + 1).amax() for y in ys]).sum()
+        return [y / norm + y.mean() for y in ys] + [norm.sqrt()]
+    program = lowered(f, [torch.randn(8, 8) for _ in range(7)])
+    fuser = Fuser(program, remove_dead(program), FusionOptions())
+    fuse_groups(fuser)
+    before = dict.fromkeys(fuser.groups, 0)
+    for _ in before:
+        for i, g in fuser.groups.items():
+            for s in {fuser.find(s) for s in g.successors} - {i}:
+                before[s] |= before[i] | 1 << i
+    alive = sum(1 << i for i in before)
+    assert {i: g.ancestors & alive for i, g in fuser.groups.items()} == before
+    assert len(before) < len(fuser.nodes) // 2
