@@ -30,6 +30,7 @@ from torch.utils.hooks import BackwardHook
 
 from ..ch01_graphs.graph import closure, history_of, known_history
 from ..ch02_guards.sources import HooksSource
+from ..ch02_guards.stable import HOOKS_OF_TENSOR
 from ..ch03_capture.attributes import attributes_of
 from ..ch03_capture.calls import handles
 from ..ch03_capture.capture import step_of
@@ -202,7 +203,7 @@ def apply_on_tensors(tx: Tracer, self, fn: AbstractValue, args: AbstractValue) -
 # The list is copied before it is walked through, since a hook may remove itself.
 
 # %%
-TENSOR_HOOKS, LATER_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
+TENSOR_HOOKS, LATER_HOOKS = HOOKS_OF_TENSOR
 
 
 def run_hooks(hooks, grad_mode, result, *given):

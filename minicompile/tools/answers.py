@@ -295,6 +295,11 @@ class References:
     def floor(self) -> float:
         return self.moved.lowest if self.moved else COARSEST
 
+    @property
+    def needs_this_process(self) -> bool:
+        """Whether the program did in a fork what no fork can do."""
+        return any(NOT_FORKED.search(str(seen.data)) for seen in self.plain.values.values())
+
 
 def references(run: Run, seconds: float) -> References | str:
     """Eager's answers, those of a float64 evaluation and those on moved inputs, or how eager ended."""

@@ -17,7 +17,7 @@ from .. import marks
 from ..config import resolve_options
 from ..errors import MinicompileError
 from . import apart, shrink
-from .answers import NOT_FORKED, Difference, References, Run, compare, evaluate, references, rungs_for, settings_of, undone, warm
+from .answers import Difference, References, Run, compare, evaluate, references, rungs_for, settings_of, undone, warm
 
 # ---- the ladder -------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ def climb(found: Bisection, case: Run, calls: int | None, seconds: float, out: s
     if torch.cuda.is_initialized():
         return search_recorded(found, case, calls, seconds, out)
     refs = references(case, seconds)
-    if not isinstance(refs, str) and any(NOT_FORKED.search(str(s.data)) for s in refs.plain.values.values()):
+    if not isinstance(refs, str) and refs.needs_this_process:
         return search_recorded(found, case, calls, seconds, out)
     if isinstance(refs, str):
         found.largest = Difference("uncompiled", "crash", refs)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from .. import apart
-from ..answers import NOT_FORKED, References, Run, compare, differentiate, evaluate, references, rungs_for, settings_of, undone, warm
+from ..answers import References, Run, compare, differentiate, evaluate, references, rungs_for, settings_of, undone, warm
 from ..explain import Explanation, compile_alone, count, listening
 
 SETTINGS = ("dynamic", "mode", "options", "fullgraph")
@@ -186,7 +186,7 @@ def check(found: Explanation, seconds: float = 20.0) -> dict[str, str]:
     if forks:
         warm()
         refs = references(case, seconds)
-        forks = not isinstance(refs, str) and not any(NOT_FORKED.search(str(s.data)) for s in refs.plain.values.values())
+        forks = not isinstance(refs, str) and not refs.needs_this_process
         if isinstance(refs, str):
             return {pane: f"not checked: eager {refs}" for panes in RUNS.values() for pane in panes}
     if not forks:
