@@ -336,6 +336,15 @@ def asks_its_class(cls, owner, name) -> bool:
     return name == "copy" and python_method(cls, "__iter__") is not None
 
 
+@REAL_CALLS.of(types.MethodWrapperType)
+def bind_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
+    """`object.__setattr__.__get__`, kept in a variable, binds the method to an object: classes made by `attrs` begin with it."""
+    bound = function.real.__self__
+    if function.real.__name__ != "__get__" or type(bound) is not types.WrapperDescriptorType or len(args) != 1 or kwargs:
+        unsupported(tx, f"a call of {describe(function)}")
+    return BuiltinVal(name=bound.__name__, call=lambda tx, more, named: call(tx, wrap(tx, bound), [*args, *more], named))
+
+
 @REAL_CALLS.of(types.MethodDescriptorType, types.WrapperDescriptorType)
 def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     """An unbound C method: `torch.Tensor.add(x, y)`, `list.append(l, 1)`, `object.__setattr__(o, n, v)`."""

@@ -608,7 +608,11 @@ def python_method(cls: type, name: str):
 
 def is_plain_tuple(cls: type) -> bool:
     """Whether tuples of this class are looked at as a `TupleVal` is: by no code of the program."""
-    return cls is tuple or not any(python_method(cls, name) for name in ("__len__", "__iter__", "__getitem__", "__bool__", "__reversed__"))
+    return cls is tuple or cls.__hash__ is not None and not any(python_method(cls, name) for name in TUPLE_METHODS)
+
+
+TUPLE_METHODS = ("__len__", "__iter__", "__getitem__", "__bool__", "__reversed__", "__contains__", "__hash__", "__getattr__",
+                 "__getattribute__", "__setattr__", "__call__", "__enter__", "__index__", "count", "index")
 
 
 def native_new(cls: type):

@@ -222,8 +222,7 @@ def build(tx, real, kind, source) -> AbstractValue:
 # %%
 @BUILDERS.of(tuple)
 def wrap_tuple(tx, real, kind, source):
-    structural = kind in (tuple, torch.Size) or hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields")
-    if not structural or not is_plain_tuple(kind):
+    if not is_plain_tuple(kind):
         return None
     guard(tx, source, "TYPE_MATCH", kind)
     guard(tx, source, "TUPLE_LENGTH", len(real))

@@ -1234,3 +1234,73 @@ def match_mapping_protocols(x):
             case _:
                 out.append("none")
     return x + 1, out
+
+
+class Interval(tuple):
+    """A tuple with names of its own, such as the fields of a class made by attrs."""
+
+    def __new__(cls, low, high):
+        return super().__new__(cls, (low, high))
+
+    @property
+    def width(self):
+        return self[1] - self[0]
+
+    def __eq__(self, other):
+        return "equal" if tuple(self) == tuple(other) else "not"
+
+    __hash__ = tuple.__hash__
+
+    def __add__(self, other):
+        return Interval(self[0] + other[0], self[1] + other[1])
+
+
+UNIT, UNIT_AGAIN = Interval(0.0, 1.0), Interval(0.0, 1.0)
+BIND = object.__setattr__.__get__
+
+
+@program
+def tuples_of_a_class(x):
+    low, high = UNIT
+    total = UNIT + (1, 2)
+    return x * high + low, [*UNIT], len(UNIT), UNIT.width, UNIT == UNIT_AGAIN, total, total.width, UNIT is UNIT_AGAIN
+
+
+@program
+def method_bound_by_its_descriptor(x):
+    class Frozen:
+        def __setattr__(self, name, value):
+            raise AttributeError(name)
+    frozen = Frozen()
+    assign = BIND(frozen)
+    assign("a", 2)
+    return x * frozen.a, frozen.a, hasattr(frozen, "b")
+
+
+class Catalogue(collections.namedtuple("Catalogue", "a b")):
+    def __getattr__(self, name):
+        return name.upper()
+
+    def __contains__(self, item):
+        return True
+
+    def __hash__(self):
+        return 7
+
+    def __call__(self, x):
+        return x + self.a
+
+    def __index__(self):
+        return 1
+
+
+CATALOGUE = Catalogue(1, 2)
+
+
+@program(breaks=True)
+def named_tuple_with_special_methods(x):
+    try:
+        found = {CATALOGUE: 3}[CATALOGUE], CATALOGUE(x), [4, 5][CATALOGUE]
+    except (KeyError, TypeError):
+        found = None
+    return x + 1, found, getattr(CATALOGUE, "other", None), hasattr(CATALOGUE, "other"), 9 in CATALOGUE
