@@ -59,6 +59,8 @@ class Emitter:
     constants: dict = field(default_factory=dict)          # name -> object
     constant_names: dict = field(default_factory=dict)     # id (value, for devices) -> name
     prefix: str = "__g"
+    by_form: bool = False                                  # a tensor's guard calls a function, one for all that lie alike
+    forms: dict = field(default_factory=dict)              # condition of a tensor `x` -> that function
     memos: tuple = ()                                      # (scope, name of its memo's answer, stable source -> position in it)
 
     def __call__(self, value) -> str:
@@ -93,9 +95,14 @@ class Emitter:
             x = "" if guard.source is None else guard.source.text()
         else:
             x = self.read(guard.source)
-        conditions = g.GUARD_KINDS[guard.kind].conditions(guard, x, self)
-        if conditions:
-            self.lines.append(f"if not ({' and '.join(c.text for c in conditions)}): raise __Miss")
+        if self.by_form and guard.kind == "TENSOR_MATCH":
+            form = self.forms.setdefault(self.condition(guard, "x"), f"{self.prefix}_form{len(self.forms)}")
+            self.lines.append(f"if not {form}({x}): raise __Miss")
+        elif text := self.condition(guard, x):
+            self.lines.append(f"if not ({text}): raise __Miss")
+
+    def condition(self, guard, x: str) -> str:
+        return " and ".join(c.text for c in g.GUARD_KINDS[guard.kind].conditions(guard, x, self))
 
 
 # %% [markdown]
@@ -156,8 +163,14 @@ def tuple_of_reads(reads) -> str:
 #
 #     __w = __stable(self)
 #     if __w is None: __w = __refresh(__stable, __stable_full, (self, ))
+#
+# This function is only called when something has changed, so here a short text counts. An optimizer of 148 parameters has 592
+# tensors, and of each eight things are known. Few of them differ, and each form gets a function.
 
 # %%
+MANY = 32                    # tensors: below, each is written in full
+
+
 @dataclass
 class CheckText:
     """lines: statements that raise when a guard does not hold; inputs: the text of a tuple; functions:
@@ -175,7 +188,9 @@ class CheckText:
                 emitter.check(guard)
             return tuple_of_reads(map(emitter.read, outputs))
 
-        text, emitter = twice(write, parameters, prefix=f"{name}_g")
+        by_form = sum(guard.kind == "TENSOR_MATCH" for guard in guards) > MANY
+        text, emitter = twice(write, parameters, prefix=f"{name}_g", by_form=by_form)
+        self.functions += [f"{form} = lambda x: {condition}\n" for condition, form in emitter.forms.items()]
         signature = ", ".join(f"__a{i}" for i in range(len(parameters)))
         body = [*emitter.lines, f"return {text}"]
         self.functions.append(f"def {name}_full({signature}):\n{indent(body, 4)}")

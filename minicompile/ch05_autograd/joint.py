@@ -109,14 +109,15 @@ class Joint:
 # allocates, by view steps. In-place operators return the tensor they were given, which is no step.
 
 # %%
-def view_chain(node: fx.Node) -> tuple[fx.Node, list[Step]]:
-    """The root whose memory `node` shows, and the views that lead from the root to it."""
+def view_chain(node: fx.Node, lent: dict | None = None) -> tuple[fx.Node, list[Step]]:
+    """The root whose memory `node` shows, and the views that lead from the root to it. lent: for further nodes, as in `viewed_argument`,
+    one for each that they are results of."""
     steps: list[Step] = []
     while node.op == "call_function" and isinstance(node.meta["val"], FakeTensor):
         source, index = (node.args[0], node.args[1]) if node.target is operator.getitem else (node, None)
         if not isinstance(source.target, torch._ops.OpOverload):
             break
-        base = viewed_argument(source, node.meta["val"])
+        base = viewed_argument(source, node.meta["val"], None if lent is None else lent.setdefault(source, {}))
         if base is None:
             break
         if not is_mutable(source.target):
@@ -450,12 +451,12 @@ def separate_results(joint: Joint) -> None:
     themselves: the engine keeps the first gradient of a leaf as its `.grad`, and adds the next in place."""
     gm, count = joint.gm, joint.results + len(joint.written)
     output = next(iter(reversed(gm.graph.nodes)))
-    values, seen = list(output.args[0]), set()
+    values, seen, lent = list(output.args[0]), set(), {}
     b = GraphBuilder(gm, gm.graph)
     end = next((n for n in gm.graph.nodes if n.target is aten.copy_.default), output)     # inputs are written
     with gm.graph.inserting_before(end):
         for i, value in enumerate(values[:count]):
-            root, steps = view_chain(value)
+            root, steps = view_chain(value, lent)
             if root in seen or root.op in ("placeholder", "get_attr"):
                 b.current, window = value, i in joint.windows
                 values[i] = emit(b, aten.clone.default, (root if window else value,))
@@ -464,7 +465,7 @@ def separate_results(joint: Joint) -> None:
             seen.add(root)
         seen.clear()
         for i, value in enumerate(values[count:], count):
-            if isinstance(value, fx.Node) and (root := view_chain(value)[0]) in seen:
+            if isinstance(value, fx.Node) and (root := view_chain(value, lent)[0]) in seen:
                 b.current = value
                 values[i] = emit(b, aten.clone.default, (value,))
             elif isinstance(value, fx.Node):

@@ -197,6 +197,18 @@ def test_modules():
     assert check(f, m, None, 7, (), {}) is None
 
 
+def test_many_tensors_of_few_forms_are_few_functions():
+    """And of each it is asked what is expected of it."""
+    tensors, guards = [torch.zeros(3 + i % 2, requires_grad=i % 3 == 0) for i in range(codegen.MANY + 2)], GuardSet()
+    for i, t in enumerate(tensors):
+        guards.add(ItemSource(X, i), "TENSOR_MATCH", t, "file.py:1")
+    assert codegen.build_check(guards, [], f.__code__).source_text.count("= lambda x: ") == 4
+    assert holds(guards, tensors)
+    for i, t in enumerate(tensors):
+        for other in (torch.zeros(7 - len(t), requires_grad=t.requires_grad), torch.zeros(len(t), requires_grad=not t.requires_grad), 0):
+            assert not holds(guards, [*tensors[:i], other, *tensors[i + 1:]])
+
+
 def test_a_guard_that_raises_is_a_miss():
     class Bad:
         @property
