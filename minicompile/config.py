@@ -22,7 +22,6 @@ class Config:
     # loops and fusion
     split_reductions: bool = True
     emulate_precision_casts: bool = False  # round to half precision wherever eager would
-    fuse_dropout: bool = False             # draw dropout masks in loops (CUDA): not eager's random numbers
     # run time
     cudagraphs: bool = False
     max_autotune: bool = False             # not yet: a warning says so
@@ -30,7 +29,7 @@ class Config:
 
 # Options of one compilation -> the first rung of the ladder of backends on which they change something
 OPTIONS = {"cudagraphs": "aot_eager", "max_autotune": "aot_eager", "split_reductions": "loops",
-           "emulate_precision_casts": "loops", "check_passes": "loops", "fuse_dropout": "loops"}
+           "emulate_precision_casts": "loops", "check_passes": "loops"}
 ALIASES = {"triton.cudagraphs": "cudagraphs"}        # torch.compile's name for it
 MODES = {
     "default": {},

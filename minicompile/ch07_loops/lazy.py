@@ -127,7 +127,6 @@ class Options:
     emulate_precision_casts: bool = field(default_factory=lambda: config.emulate_precision_casts)
     processors: int = field(default_factory=gpu_processors)
     threads: int = field(default_factory=torch.get_num_threads)
-    fuse_dropout: bool = field(default_factory=lambda: config.fuse_dropout)
     max_ops: int = 100                     # graph nodes inlined into one body
     max_reads: int = 10                    # distinct buffers read by one body
     reuse_ops: int = 12                    # a value read several times is recomputed if cheaper than this

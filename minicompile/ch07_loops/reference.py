@@ -90,7 +90,7 @@ class GridHandler:
         return value
 
     def philox(self, seed, offset, index, layout, *, dtype):
-        return philox_uniform(seed, offset, self.at(index))
+        return philox_uniform(seed, offset, self.at(index), layout)
 
     def reduce(self, kind, value, position, *, dtype):
         def rows(t):
@@ -104,16 +104,17 @@ class GridHandler:
         return out.reshape(out.shape + pad)
 
 # %% [markdown]
-# Philox is the counter-based generator of CUDA: ten rounds turn a key (the seed) and a counter into four
-# 32-bit numbers. Element `index` uses component `index % 4` of counter `(offset // 4, thread = index // 4)`:
-# only streams in which a thread draws once are run here.
+# Philox is the counter-based generator of CUDA: ten rounds turn a key (the seed) and a counter into four 32-bit numbers. The counter
+# is made of a thread's number and of how often it has drawn. `random.py` says which thread eager has for which element.
 
 # %%
-def philox_uniform(seed, offset, index):
-    """Uniform float32 numbers in (0, 1] for each element of `index` (int64)."""
-    low = 0xFFFFFFFF
-    thread = index // 4
-    c = [(offset // 4 + 0 * thread) & low, (offset // 4 >> 32) + 0 * thread, thread & low, 0 * thread]
+def philox_uniform(seed, offset, index, layout):
+    """Uniform float32 numbers in (0, 1] for each element of `index` (int64). layout: how many elements a thread takes at a time, and how
+    many threads there are."""
+    low, (width, threads) = 0xFFFFFFFF, layout
+    group = index // width
+    thread, draw = group % threads, offset // 4 + group // threads * -(-width // 4) + index % width // 4
+    c = [draw & low, draw >> 32, thread & low, 0 * thread]
     key = [seed & low, (seed >> 32) & low]
     for _ in range(10):
         a, b = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57

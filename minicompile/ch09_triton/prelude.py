@@ -136,25 +136,34 @@ def tanh_float(x):
 # number and of how often that thread has drawn, so element number `index` of a kernel has its numbers
 # without knowing any other's. A 32-bit number `n` becomes a float by `n / 2^32 + 1 / 2^33`, in (0, 1].
 #
-# Which thread draws for which element is eager's launch configuration. In its vectorised dropout (`VEC`
-# elements per thread at a time, `THREADS` threads in the grid) element `e` is component `e % 4` of draw `e
-# / VEC / THREADS` of thread `e / VEC % THREADS`.
+# Which thread draws for which element is eager's launch configuration: with `VEC` elements per thread at a time and `THREADS` threads,
+# element `e` is component `e % 4` of a draw of thread `e / VEC % THREADS`.
+#
+# Ten rounds for each element cost more than the memory that dropout saves. So where the last axis of a tile has four neighbours for each
+# draw, `philox_four` draws once for the first of them, and puts the four numbers side by side: `join` adds an axis of two, twice. (Four
+# numbers that a thread has already are its registers; nothing moves.)
 
 # %%
-def philox_uniform(seed, offset, index, VEC: tl.constexpr, THREADS: tl.constexpr):
+def philox_bits(seed, offset, index, VEC: tl.constexpr, THREADS: tl.constexpr):
+    """The four numbers of the draw to which the element `index` belongs."""
     group = index // VEC
-    thread = group % THREADS
     draw = offset // 4 + (group // THREADS) * ((VEC + 3) // 4) + (index % VEC) // 4
-    low = (draw & 0xffffffff).to(tl.uint32)
-    high = ((draw >> 32) & 0xffffffff).to(tl.uint32)
-    lane = (thread & 0xffffffff).to(tl.uint32)
+    lane = (group % THREADS).to(tl.uint32)
     zero = lane * 0
-    low = low + zero
-    high = high + zero
-    a, b, c, d = tl.philox(seed, low, high, lane, zero)
+    return tl.philox(seed, (draw & 0xffffffff).to(tl.uint32) + zero, ((draw >> 32) & 0xffffffff).to(tl.uint32) + zero, lane, zero)
+
+
+def philox_uniform(seed, offset, index, VEC: tl.constexpr, THREADS: tl.constexpr):
+    a, b, c, d = philox_bits(seed, offset, index, VEC, THREADS)
     component = index % VEC % 4
     bits = tl.where(component == 0, a, tl.where(component == 1, b, tl.where(component == 2, c, d)))
     return bits.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
+
+
+def philox_four(seed, offset, index, VEC: tl.constexpr, THREADS: tl.constexpr):
+    """index: a tile of elements whose last axis of four has neighbours. The numbers, with two axes of two in its place."""
+    a, b, c, d = philox_bits(seed, offset, tl.min(index, len(index.shape) - 1), VEC, THREADS)
+    return tl.join(tl.join(a, c), tl.join(b, d)).to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
 
 # %% [markdown]
 # ## Rows that many add to
@@ -189,7 +198,9 @@ HELPERS = [f for f in list(globals().values()) if inspect.isfunction(f) and f is
 
 
 def prelude_for(code: str) -> str:
-    """The source of the helpers that `code` mentions, each decorated with `@triton.jit`."""
-    used = set(re.findall(r"\b[a-z_]+\b", code))
-    return "".join(f"@triton.jit\n{inspect.getsource(f).replace('Q(t)', erf_polynomial('tl.fma({}, t, {})'))}\n\n"
-                   for f in HELPERS if f.__name__ in used)
+    """The source of the helpers that `code` mentions, and of those that these mention, each decorated with `@triton.jit`."""
+    texts: list[str] = []
+    for f in reversed(HELPERS):
+        if re.search(rf"\b{f.__name__}\b", "".join([code, *texts])):
+            texts.append(f"@triton.jit\n{inspect.getsource(f).replace('Q(t)', erf_polynomial('tl.fma({}, t, {})'))}\n\n")
+    return "".join(reversed(texts))

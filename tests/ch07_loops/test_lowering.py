@@ -21,7 +21,6 @@ from minicompile.ch07_loops.verify import print_program, verify
 from minicompile.ch08_fusion.fuse import fuse
 from minicompile.ch08_fusion.kernel import Kernel
 from minicompile.ch09_triton.emit import emit_triton
-from minicompile.config import config
 
 from .helpers import check, externs, loops, program_of
 
@@ -314,12 +313,6 @@ def test_unknown_operators_call_their_kernel():
     assert len(externs(program)) >= 3
 
 
-def test_a_setting_asks_for_fused_dropout():
-    with config.patch(fuse_dropout=True):
-        assert Options().fuse_dropout
-    assert not Options().fuse_dropout
-
-
 def test_lowerings_and_decompositions_share_no_work():
     """Every lowering is of a primitive, and every primitive that can be a loop has one."""
     assert [str(op) for op in LOWERINGS if op not in PRIMITIVES] == []
@@ -353,31 +346,44 @@ def test_diagonals_are_written_with_a_cast_and_keep_gaps(dtype):
     check(fn, [R(3, 5).to(dtype), R(3, 5)])
 
 
-def test_fused_dropout_draws_its_mask_in_the_loop():
-    def drop(x):
-        return torch.native_dropout(x * 2, 0.25, True)
-    x = torch.ones(64, 100)
-    program = program_of(drop, [x], Options(fuse_dropout=True), decomposed=False, device="cuda:0")
-    assert [str(n.op) for n in externs(program)] == ["aten.randint.low"]
+def dropped(monkeypatch, layout, dtype=torch.float32):
+    """The program of a dropout of 1024 times 1024 elements, for a GPU whose eager kernel has this layout."""
+    from minicompile.ch07_loops import random
+    monkeypatch.setattr(random, "eager_layout", lambda dtype, device: layout)
+    x = torch.ones(1024, 1024, dtype=dtype)
+    return x, program_of(lambda x: torch.native_dropout(x * 2, 0.25, True), [x], decomposed=False, device="cuda:0")
+
+
+@pytest.mark.parametrize("layout", [(4, 1024), (8, 512 * 3), (16, 256)])
+def test_dropout_draws_eagers_numbers_in_the_loop(monkeypatch, layout):
+    from minicompile.ch07_loops.reference import philox_uniform
+    x, program = dropped(monkeypatch, layout)
+    [call] = externs(program)
+    assert str(call.op) == "draw" and call.args[0] == -(-x.numel() // (4 * layout[1])) * 4
     kernels = [step for step in fuse(program).steps if isinstance(step, Kernel)]
-    assert any("philox_uniform(" in emit_triton(kernel).code for kernel in kernels)
-    externs(program)[0].kwargs["device"] = "cpu"
-    runs = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        out, mask = run_program(program, [x])
-        torch.testing.assert_close(out, mask * 2 / 0.75)
-        assert 0.72 < mask.float().mean() < 0.78
-        assert mask.float().mean(0).std() < 0.1 and mask.float().mean(1).std() < 0.1
-        runs.append(mask)
-    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[1], runs[2])
+    assert ["philox_four(" in emit_triton(kernel).code for kernel in kernels] == [True]
+    seed, offset = torch.tensor(-5), torch.tensor(2**34 + 8)
+    call.op = lambda count, device: (seed, offset)
+    out, mask = run_program(program, [x])
+    assert torch.equal(mask.flatten(), philox_uniform(seed, offset, torch.arange(x.numel()), layout) < 0.75)
+    assert 0.74 < mask.float().mean() < 0.76
+    torch.testing.assert_close(out, mask * 2 / 0.75)
+
+
+def test_dropout_of_an_unknown_layout_or_few_elements_is_a_library_call(monkeypatch):
+    _, program = dropped(monkeypatch, None)
+    assert [str(call.op) for call in externs(program)] == ["aten.native_dropout.default"]
+    _, program = dropped(monkeypatch, (4, 1024), torch.float64)
+    assert [str(call.op) for call in externs(program)] == ["aten.native_dropout.default"]
+    few = program_of(lambda x: torch.native_dropout(x * 2, 0.25, True), [torch.ones(8, 16)], decomposed=False, device="cuda:0")
+    assert [str(call.op) for call in externs(few)] == ["aten.native_dropout.default"]
 
 
 def test_philox_is_the_published_generator():
     """Known answers of Philox4x32-10 (Salmon et al., Random123 test vectors): all zeros."""
     from minicompile.ch07_loops.reference import philox_uniform
     bits = [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]
-    got = philox_uniform(torch.tensor(0), torch.tensor(0), torch.arange(4))
+    got = philox_uniform(torch.tensor(0), torch.tensor(0), torch.arange(4), (4, 1))
     torch.testing.assert_close(got, torch.tensor(bits).to(torch.float32) * 2.0**-32 + 2.0**-33)
 
 

@@ -3,10 +3,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import minicompile
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.trace import trace
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.lower import lower
+from minicompile.ch07_loops.random import eager_layout
 from minicompile.ch08_fusion.fuse import fuse
 from minicompile.ch08_fusion.groups import FusionOptions
 from minicompile.ch11_runtime.host import compile_schedule
@@ -235,27 +237,26 @@ def test_current_stream_is_used():
     torch.testing.assert_close(z, x.sin())
 
 
-def test_dropout_stream_matches_the_philox_helper():
-    """The prelude's generator with eager's launch layout reproduces torch.rand_like's sibling: fused dropout's mask."""
-    from minicompile.ch09_triton.emit import emit_triton
-    from minicompile.ch09_triton.launch import load_triton
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_fused_dropout_draws_eagers_numbers_in_eagers_order(mode, dtype):
+    """With an operator between that draws by itself, and a seed that needs all 64 bits; the generator is then where eager leaves it."""
+    def net(x, q):
+        a = F.dropout(x * 1, 0.2)
+        s = F.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
+        return a, s, F.dropout(x + 1, 0.5), torch.rand(5, device="cuda")
 
-    from .helpers import Body, buffer, kernel, sym
-    n = 1 << 16
-    i = sym("i0", n)
-    properties = torch.cuda.get_device_properties(0)
-    blocks = min((n + 255) // 256, properties.multi_processor_count * (properties.max_threads_per_multi_processor // 256))
-    body = Body()
-    seed, offset = body.load("in0", 0, dtype=torch.int64), body.load("in1", 0, dtype=torch.int64)
-    body.store("out0", i.expr, body.emit("philox", seed, offset, i.expr, (4, blocks * 256), dtype=F32))
-    k = kernel([body.loop((i,))], [buffer("in0", (), torch.int64), buffer("in1", (), torch.int64), buffer("out0", (n,))],
-               ["in0", "in1"], ["out0"], (i,))
-    k.device = torch.device("cuda", 0)
-    out = torch.empty(n, device="cuda")
-    load_triton([emit_triton(k)])[0](torch.tensor(1234, device="cuda"), torch.tensor(0, device="cuda"), out)
-    torch.manual_seed(1234)
-    _, mask = torch.native_dropout(torch.ones(n, device="cuda"), 0.3, True)
-    assert torch.equal(out < 0.7, mask)
+    compiled, generator = minicompile.compile(net, mode=mode, fullgraph=True), torch.cuda.default_generators[0]
+    x, q = torch.ones(64, 128, 384, device="cuda", dtype=dtype), torch.randn(2, 2, 64, 64, device="cuda", dtype=torch.bfloat16)
+    for seed in (1, 2**63 + 5, 3, 4):
+        runs = []
+        for f in (net, compiled):
+            torch.manual_seed(seed)
+            torch.rand(3, device="cuda")
+            runs.append(([o.clone() for o in f(x, q)], generator.get_offset()))
+        (want, place), (got, same) = runs
+        assert place == same and all(torch.equal(g, w) for g, w in zip(got, want))
+    assert eager_layout(dtype, x.device) is not None, "no fused dropout on this machine"
 
 
 def test_what_cancels_in_eager_cancels():

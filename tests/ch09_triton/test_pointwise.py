@@ -265,6 +265,22 @@ def test_philox_is_cuda_eagers_generator():
     torch.testing.assert_close(out[:4].double(), bits / 2**32 + 2.0**-33, rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize("rows, columns, stride, layout, four", [
+    (6, 8, 8, (4, 3), True), (6, 8, 12, (8, 3), True), (3, 12, 12, (16, 2), True), (5, 6, 6, (4, 3), False), (3, 12, 14, (8, 2), False)])
+def test_four_neighbours_share_a_draw(rows, columns, stride, layout, four):
+    from minicompile.ch07_loops.reference import philox_uniform
+    i, j, b = sym("i0", rows), sym("i1", columns), Body()
+    seed, offset = b.load("in0", 0, dtype=torch.int64), b.load("in1", 0, dtype=torch.int64)
+    b.store("out0", columns * i.expr + j.expr, b.emit("philox", seed, offset, stride * i.expr + j.expr, layout, dtype=torch.float32))
+    k = kernel([b.loop((i, j))], [buffer("in0", (), torch.int64), buffer("in1", (), torch.int64), buffer("out0", (rows * columns,))],
+               ["in0", "in1"], ["out0"], (i, j))
+    assert ("philox_four(" in emit_triton(k).code) == four
+    out, start = torch.empty(rows * columns), (torch.tensor(-123456789012345), torch.tensor(2**34 + 88))
+    run(k, *start, out)
+    at = (stride * torch.arange(rows)[:, None] + torch.arange(columns)).flatten()
+    assert torch.equal(out, philox_uniform(*start, at, layout))
+
+
 def test_kernels_of_one_name_keep_their_own_text():
     def one(scale):
         i, b = sym("i0", 6), Body()
