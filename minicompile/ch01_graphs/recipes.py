@@ -125,8 +125,8 @@ def _memory_in_common(tensors) -> tuple:
 
 def ask_by_form(func, args, kwargs):
     """`ask`; if `func` is an operator on lists, once for all items of one form."""
-    length = len(args[0]) if func._schema.name.startswith("aten::_foreach_") else 0
     lists = [x for x in args if isinstance(x, (list, tuple))]
+    length = len(lists[0]) if lists and func._schema.name.startswith("aten::_foreach_") else 0
     if length < 2 or any(len(x) != length for x in lists) or any(isinstance(x, torch.Tensor) and x.dim() for x in args):
         return ask(func, args, kwargs)
     writes, floats = func._schema.is_mutable, func in FLOATS_ARE_DATA

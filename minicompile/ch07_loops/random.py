@@ -88,8 +88,8 @@ def draws(numel: int, threads: int) -> int:
 #
 # That kernel takes 6 us, half of what is to be saved. It waits for nothing, though: the order in which calls are *recorded* is what fixes
 # their places in the stream, not the order in which they run. So these kernels are recorded on a stream of their own, which
-# joins the program where the place is needed, and run beside what comes before. Memory of that stream must not be used again while a
-# kernel of the other may read it; `record_stream` says so.
+# joins the program where the place is needed, and run beside what comes before. PyTorch uses memory of that stream again for that stream as
+# soon as it is free, when a kernel of the other may still read it. So all places of a recording are kept until the next recording.
 
 # %%
 class Draw(threading.local):
@@ -99,6 +99,7 @@ class Draw(threading.local):
 
     def __init__(self):
         self.beside: dict[torch.device, torch.cuda.Stream] = {}
+        self.kept: list = []
 
     def __repr__(self) -> str:
         return "draw"
@@ -119,11 +120,11 @@ class Draw(threading.local):
         with torch.cuda.stream(self.beside[device]):
             if not torch.cuda.is_current_stream_capturing():       # the first of this recording
                 self.beside[device].wait_stream(main)
+                self.kept.clear()
             q, k = (torch.empty(1, rows, 1, 8, dtype=torch.float16, device=device) for rows in (count, 1))
             place = aten._efficient_attention_forward(q, k, k, None, None, None, None, None, 0.5, 0)[2:4]
         main.wait_stream(self.beside[device])
-        for number in place:
-            number.record_stream(main)
+        self.kept.append(place)
         return place
 
 

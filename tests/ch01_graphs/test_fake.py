@@ -215,6 +215,7 @@ ASKED_TWICE = {
     "several results": lambda x, y: (aten.native_layer_norm.default, (x, [4], None, None, 1e-5)),
     "a list": lambda x, y: (aten._foreach_add.List, ([x, y], [y, x[:, :1]])), "no memory": lambda x, y: (aten.neg.default, (x[:0],)),
     "a list of few forms": lambda x, y: (aten._foreach_div.ScalarList, ([x, y.t(), x.t(), x, x, y.t()], [1, 2.0, 3.0, 4.0, 5, 6.0])),
+    "a number and a list": lambda x, y: (aten._foreach_pow.ScalarAndTensor, (2.0, [x, y.t(), x])),
     "written": lambda x, y: (aten.add_.Tensor, (x, y)), "written in place of a view": lambda x, y: (aten.mul_.Scalar, (x[1:], 2.5)),
     "written from the same memory": lambda x, y: (aten.add_.Tensor, (x, x)), "turned in place": lambda x, y: (aten.t_.default, (x,)),
     "made": lambda x, y: (aten.full.default, ([2, 3], 1.5)),
