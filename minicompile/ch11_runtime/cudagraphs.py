@@ -281,6 +281,7 @@ class GraphedCallable:
         self.numbers: list[int] | None = None                   # positions of the arguments that are no tensors, at each call
         self.seen: dict[tuple, list] = {}
         self.given: dict[tuple, list] = {}                      # the memory of the outputs of the first call of these sizes
+        self.devices: list | None = None                        # of the outputs, when there is no recording
         self.recordings: dict[tuple, Recording] = {}
         self.made = 0
         self.moves: Counter[int] = Counter()                    # how often an input was no more where it was
@@ -356,6 +357,7 @@ class GraphedCallable:
                 return self.disable(f"more than {MAX_KEYS} combinations of sizes and numbers")
             self.seen[key] = [(StorageWeakRef(a.untyped_storage()), a.data_ptr()) if isinstance(a, torch.Tensor) else None for a in args]
             found = self.plain(args)
+            self.devices = devices_of(found)
             self.given[key] = [isinstance(o, torch.Tensor) and o.layout is torch.strided and StorageWeakRef(o.untyped_storage())
                                for o in found]
             return found
@@ -409,6 +411,11 @@ class GraphedCallable:
 # input, as this input; a result is copied out of the pool, since the next replay will overwrite it; what is saved
 # for backward stays where it is.
 #
+# What an operator gives may itself depend on whether it is recorded. One kind of attention hands its place in the random stream to its
+# backward pass as numbers on the CPU, and when it is recorded, when there are no numbers yet, as memory of the GPU. A backward pass that is
+# not recorded reads the one as the other, which ends the process. So what comes back has to be on the devices that it was on without a
+# recording (`devices_of`).
+#
 # A result that nobody had kept when the second call came is likely to be dropped before each call. It is lent. Its
 # recipe is that of a constant, for it is the same tensor each time, with what the last replay has written. `holders`
 # (chapter 2) notes who holds these tensors before the first is handed out, which is this module alone. A later call of any
@@ -417,6 +424,10 @@ class GraphedCallable:
 # before the next call, or keep the tensor: `record_stream` alone tells the allocator, and nobody else.)
 
 # %%
+def devices_of(tensors: list) -> list[torch.device | None]:
+    return [t.device if isinstance(t, torch.Tensor) else None for t in tensors]
+
+
 def make_recording(g: GraphedCallable, args: list, static: list[int], dropped=()) -> Recording:
     """Record `g.fn` on `args`, with placeholders for every tensor that is not static. Nothing has been
     computed when it returns. dropped: the positions of outputs that nobody has kept until this call; they are lent."""
@@ -436,6 +447,8 @@ def make_recording(g: GraphedCallable, args: list, static: list[int], dropped=()
         if g.group.stays.get(address) is not None:
             inputs[i], g.group.stays[address] = g.group.stays[address], None
     replay, outputs = g.group.recorder.record(g.fn, inputs)
+    if devices_of(outputs) != g.devices:
+        raise RuntimeError("a result is on another device than without a recording")
     results = len(outputs) if g.results is None else g.results
     recipes, leaving, lent = [], [], []
     for k, out in enumerate(outputs):

@@ -348,6 +348,37 @@ def test_what_cannot_be_recorded_runs_plainly(device):
     assert "not permitted" in f.disabled and f.counts == {"plain": 4, "recorded": 0, "replayed": 0}
 
 
+def test_results_that_a_recording_moves_to_another_device_switch_graphs_off():
+    class Moving(FakeRecorder):
+        def record(self, fn, inputs):
+            replay, outputs = super().record(fn, inputs)
+            return replay, [outputs[0], outputs[1].to("meta")]
+    f = GraphSet(Moving()).wrap(lambda a: [a[0] + 1, a[0].sum()], results=1)
+    for i in range(4):
+        assert [o.tolist() for o in f([torch.full((2,), float(i))])] == [[i + 1, i + 1], 2 * i]
+    assert "another device" in f.disabled and f.counts["replayed"] == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_attention_with_a_mask(dropout):
+    """Its kernel gives the place in the random stream as numbers, or, when it is recorded, as memory."""
+    def attend(q, mask):
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, mask, dropout).sin().sum()
+
+    fast, mask = minicompile.compile(attend, mode="reduce-overhead"), torch.randn(2, 1, 64, 64, device="cuda")
+    for seed in range(5):
+        results = []
+        for f in (attend, fast):
+            torch.manual_seed(seed)
+            q = torch.randn(2, 4, 64, 32, device="cuda", requires_grad=True)
+            y = f(q, mask)
+            y.backward()
+            results.append((y.detach(), q.grad))
+        for found, wanted in zip(results[1], results[0]):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_cpu_inputs_switch_graphs_off():
     f = GraphSet(CudaRecorder()).wrap(lambda a: [a[0] + 1])
     assert f([torch.ones(1)])[0] == 2 and "GPU" in f.disabled
