@@ -315,10 +315,12 @@ operands("settings", 0.5, "torch.get_default_dtype().itemsize + {x}", "torch.are
          "torch.get_num_threads() * {a}", "torch.is_grad_enabled() + {a}", "torch.ones(3, device=DEVICE) * {a}.sum()", "{n} / 2",
          "{n} * 0.5",
          "torch.tensor(0.5, device=DEVICE) * {n}", "{b} * 0.5", "torch.arange(3.0, device=DEVICE) * {a}.sum()", "{n}.sin()", "{n} ** 0.5",
-         "torch.full((2,), 0.25, device=DEVICE)", "torch.empty(0, device=DEVICE).sum() + {a}", "{x} * 1e-39", "({x} * 1e-30) * 1e-10",
-         "{x} * 1e-39 * 1e38 * 1e3", "({x} * 1e-40).abs() > 0", "({x} * 1e-42).sum() * 1e40",
+         "torch.full((2,), 0.25, device=DEVICE)", "torch.empty(0, device=DEVICE).sum() + {a}", "{x}.float() * 1e-39",
+         "({x}.float() * 1e-30) * 1e-10",
+         "{x}.float() * 1e-39 * 1e38 * 1e3", "({x}.float() * 1e-40).abs() > 0", "({x}.float() * 1e-42).sum() * 1e40",
          "torch.get_float32_matmul_precision() == 'highest'"
-         " and {x}", "{x}.double() * 1e-310 * 1e305 * 1e5", "torch.tensor(1e-40, device=DEVICE) * 1e38 * {x}", "{n}.abs().sqrt().cumsum(0)",
+         " and {x}", "{x}.double() * 1e-310 * 1e305 * 1e5", "torch.tensor(1e-40, dtype=torch.float32, device=DEVICE) * 1e38 * {x}",
+         "{n}.abs().sqrt().cumsum(0)",
          "torch.backends.mkldnn.is_available() + {a}", "F.one_hot({n}.abs() % 3, 3) * 0.5",
          "torch.finfo(torch.get_default_dtype()).eps * {x}",
          "{x}.nan_to_num().tolist() and torch.tensor({x}.detach().nan_to_num().flatten().tolist(), device=DEVICE)")
