@@ -41,6 +41,7 @@ class FrameState:
     dynamic: dict = field(default_factory=dict)     # source -> symbolic dimensions (True for a number)
     given_up: bool = False                          # nothing more is compiled
     full: list = field(default_factory=list)        # the models, held weakly, for which the recompile limit was reached
+    refuted: int = 0                                # calls in which a jump went the other way than its graph assumed
     raised: int = 0                                 # calls that were seen to end in the program's own exception
     unseen: Any = None                              # runs a call as if nothing were compiled, or None (`unseen`)
     undo: list = field(default_factory=list)        # what the traces of the call at hand have done ahead
@@ -138,7 +139,8 @@ def capture_best(state: FrameState, function, local_values: dict, fixed: str):
     from .ch04_breaks.breaks import capture_frame
     fullgraph, found = state.context.fullgraph, None
     options = CaptureOptions(fullgraph, state.dynamic, fixed, everything=state.context.dynamic is True,
-                             unseen=state.context.unseen is not None, undo=state.undo)
+                             unseen=state.context.unseen is not None, undo=state.undo,
+                             trusting=fullgraph or state.refuted < TRUST)
     try:
         found = capture_frame(function, local_values, options)
     except (Unsupported, GraphBreakError) as error:
@@ -155,7 +157,8 @@ def capture_best(state: FrameState, function, local_values: dict, fixed: str):
 
 def make_entry(state: FrameState, function, args, captured):
     body, inputs = captured.body, []
-    namespace = {"__K": captured.constants, "__EVALUATE": EVALUATE, "__next": [entries.missed]}
+    namespace = {"__K": captured.constants, "__EVALUATE": EVALUATE, "__next": [entries.missed],
+                 "__refuted": functools.partial(hook.run, None, refuted, weakref.ref(state))}
     if captured.gm is not None:
         body = captured.before + call_of_graph(state, captured, namespace) + body
         inputs = captured.inputs
@@ -173,6 +176,19 @@ def make_entry(state: FrameState, function, args, captured):
     if failing is not None:
         raise GuardFails(f"a guard fails right after compiling: {failing[1]} ({failing[0]})")
     return entries.Entry(compiled, namespace["__next"], captured.guards, captured.constants, weakly(model_of(args)))
+
+
+TRUST = 8
+
+
+def refuted(weak_state) -> None:
+    """A graph assumed that the program does not raise. At the last time that is forgiven, the program's entries are dropped."""
+    state = weak_state()
+    if state is not None:
+        state.refuted += 1
+        if state.refuted == TRUST and not state.context.fullgraph:
+            state.cache.entries.clear()
+            entries.link(state.cache)
 
 
 compiling: ContextVar[tuple] = ContextVar("compiling")      # (weak reference to its code, Context) of a frame

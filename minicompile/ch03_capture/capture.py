@@ -54,7 +54,8 @@ class CaptureOptions:
     """fullgraph: a break is an error. dynamic: source -> set of dynamic dimensions (tensors) or True
     (numbers). fixed: why nothing may be a symbol, or ""; everything: whether all arguments are. used:
     becomes true when a symbol was made. unseen: whether `torch.compiler.is_compiling()` is False. undo: what its traces
-    have done ahead (`Effects`). max_ops: instructions to interpret before giving up on the frame."""
+    have done ahead (`Effects`). trusting: whether a jump that only decides whether to raise may be assumed not to. max_ops:
+    instructions to interpret before giving up on the frame."""
     fullgraph: bool = False
     dynamic: dict = field(default_factory=dict)
     fixed: str = ""
@@ -62,6 +63,7 @@ class CaptureOptions:
     used: bool = False
     unseen: bool = False
     undo: list = field(default_factory=list)
+    trusting: bool = True
     max_ops: int = 2_000_000
 
 
@@ -321,7 +323,7 @@ def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
             raise Unsupported(BRANCH_ON_VALUES, place, born)
         if not traceless:
             traceless, before, retreat = True, f"__retreat = {pool(ep, keep_generators)}()\n", "__retreat()"
-        lines = [f"if not {right}: return {retreat}", *lines]
+        lines = [f"if not {right}: __refuted(); return {retreat}", *lines]
     inputs = tx.inputs if gm is not None else []
     written = [(value.source, name) for value, _ in tx.effects.changed.values()
                if type(value) is ObjVal and value.cls is not types.ModuleType and value.source for name in value.attrs]

@@ -342,7 +342,9 @@ def truth(tx: Tracer, value: AbstractValue, jump=None) -> bool:
 # beginning: CPython raises, in the right place and after the right side effects. Capture sees at the end whether that is
 # so (`finish_capture`), and otherwise breaks the graph at the jump as at any other. Graphs on a GPU always break: there an
 # index out of range, behind a check that did not hold, is no exception; it costs the process the device. The same jump
-# again and again in one frame may be a loop that an exception ends, so patience has a limit.
+# again and again in one frame may be a loop that an exception ends, so patience has a limit. A program that often expects
+# the exception would pay for a graph and for the frame each time: after some refutations it is compiled anew, with a break
+# at the jump (`versions.refuted`).
 
 # %%
 PATIENCE = 16
@@ -364,7 +366,7 @@ def unless_it_raises(tx: Tracer, value: TensorVal, frame, index: int) -> bool | 
     i = frame.decoded.instructions[index]
     there, here = ends_in_raise(frame, frame.decoded.index[i.argval]), ends_in_raise(frame, index + 1)
     single = all(type(size) is int and size == 1 for size in value.fake.shape)
-    if tx.outer is not None or there == here or not single or not i.opname.endswith(("IF_TRUE", "IF_FALSE")):
+    if not tx.options.trusting or tx.outer is not None or there == here or not single or not i.opname.endswith(("IF_TRUE", "IF_FALSE")):
         return None
     return assume(tx, value, i.opname.endswith("IF_TRUE") == here, (id(frame), index))
 

@@ -6,6 +6,7 @@ import torch
 from torch import distributions as D, nn
 
 import minicompile
+from minicompile.versions import TRUST
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -169,6 +170,18 @@ def test_policy_gradient_with_distributions():
 
     calls = [(torch.randn(n, 4), torch.randn(n)) for n in (5, 5, 6, 7)]
     both(gradient(loss), *calls, fullgraph=False, g=gradient(minicompile.compile(loss, backend="aot_eager", fullgraph=True)))
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_an_assertion_that_fails_often_breaks_the_graph(fullgraph):
+    """In one call either the graph or the frame runs, not both."""
+    runs = []
+
+    def backend(gm, examples):
+        return lambda *args: (runs.append(len(gm.graph.nodes)), gm(*args))[1]
+
+    both(checked, *[(torch.full((3,), -1.0 - n),) for n in range(TRUST + 3)], (torch.ones(3),), fullgraph=fullgraph, backend=backend)
+    assert len({*runs}) == (1 if fullgraph else 3)          # the whole; the part before the jump, and what is behind it
 
 
 def test_graphs_on_other_devices_break_at_the_check():
