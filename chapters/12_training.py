@@ -1205,13 +1205,16 @@ Table(["", "loops and library calls", "launches", "pieces of code for g++"], [(n
 # so do their norms. The left column they do not change. In front of a list stand seven loops for each parameter, and each of
 # them has been an instruction of a Python loop that was interpreted, a node that was recorded, a node without writes, some primitives,
 # and a member of a group. In a GPT with 148 parameters the model becomes 515 loops and calls, and the step 1,559. The compiler
-# works one second for the one and three for the other, and g++ one second for each.
+# works one second for the one and two and a half for the other, and g++ one second for each.
 #
 # Must a compiler do 148 times what it could do once? Where it asks the same *small* question again, it does not. A
 # question is small if all that its answer depends on can be compared:
 #
 # - What does this operator give? That depends on operator, shapes, strides and dtypes
-#   ([`fake_call`](ref:minicompile.ch01_graphs.recipes.fake_call)).
+#   ([`fake_call`](ref:minicompile.ch01_graphs.recipes.fake_call)). An operator on lists is asked about a short list, which has
+#   one item of each form ([`ask_by_form`](ref:minicompile.ch01_graphs.recipes.ask_by_form)).
+# - Is this tensor still what it was? One function asks it of all parameters and moments that lie alike
+#   ([`check_text`](ref:minicompile.ch02_guards.codegen.check_text)).
 # - Which primitives is it made of? On the same, and on which operands share memory
 #   ([`Pattern`](ref:minicompile.ch06_decompositions.decompose.Pattern)).
 # - Which number has the counter? One guard says that all of a group are equal.
