@@ -23,7 +23,8 @@ from typing import Sequence
 import torch
 
 from .externs import emit_extern
-from .lazy import dense_strides, from_buffer, linear, make_lazy, new_buffer, realize, sizes_of, strides_of
+from .ir import Extern
+from .lazy import Lazy, Lowering, dense_strides, from_buffer, linear, make_lazy, new_buffer, realize, sizes_of, strides_of
 from .reference import philox_uniform
 from .table import aten, lowering
 
@@ -130,6 +131,22 @@ class Draw(threading.local):
 
 draw = Draw()
 
+
+# %% [markdown]
+# Two dropouts between which nobody else draws share a step, which passes over the numbers of both.
+
+# %%
+def place_in_stream(g: Lowering, count: int, device: torch.device) -> tuple[Lazy, Lazy, int]:
+    """For the next `count` offsets: the seed, the offset of a step that draws, and how far behind this offset they begin."""
+    before = [n for n in g.program.nodes if isinstance(n, Extern) and torch.Tag.nondeterministic_seeded in getattr(n.op, "tags", ())]
+    if before and before[-1].op is draw and before[-1].args[1] == device:
+        call, skipped = before[-1], before[-1].args[0]
+        call.args = (skipped + count, device)
+    else:
+        emit_extern(g, draw, (count, device), {}, tuple(new_buffer(g, torch.int64, device, (), ()) for _ in range(2)))
+        call, skipped = g.program.nodes[-1], 0
+    return *(from_buffer(g, name) for name in call.outputs), skipped
+
 # %% [markdown]
 # ## Dropout
 #
@@ -149,12 +166,11 @@ def native_dropout(g, x, p, train):
     layout = eager_layout(x.dtype, x.device)
     if layout is None:
         return NotImplemented
-    names = [new_buffer(g, torch.int64, x.device, (), ()) for _ in range(2)]
-    emit_extern(g, draw, (draws(out.numel(), layout[1]), x.device), {}, names)
-    seed, offset = (from_buffer(g, name) for name in names)
+    seed, offset, skipped = place_in_stream(g, draws(out.numel(), layout[1]), x.device)
 
     def mask(b, index):
-        number = b.make("philox", (b.read(seed, ()), b.read(offset, ()), linear(index, stride), layout), torch.float32)
+        start = b.op("add", b.read(offset, ()), b.constant(skipped, torch.int64))
+        number = b.make("philox", (b.read(seed, ()), start, linear(index, stride), layout), torch.float32)
         return b.op("lt", number, b.constant(1 - p, torch.float32))
 
     drawn = make_lazy(g, mask, [seed, offset], val=kept)

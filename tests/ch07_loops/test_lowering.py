@@ -370,6 +370,27 @@ def test_dropout_draws_eagers_numbers_in_the_loop(monkeypatch, layout):
     torch.testing.assert_close(out, mask * 2 / 0.75)
 
 
+def test_dropouts_between_which_nobody_draws_share_a_step(monkeypatch):
+    from minicompile.ch07_loops import random
+    from minicompile.ch07_loops.reference import philox_uniform
+    monkeypatch.setattr(random, "eager_layout", lambda dtype, device: (4, 1 << 19))
+
+    def three(x):
+        a, b = torch.native_dropout(x * 2, 0.25, True)[1], torch.native_dropout(x * 3, 0.5, True)[1]
+        return a, b, torch.rand_like(x), torch.native_dropout(x * 4, 0.5, True)[1]
+    x = torch.ones(1024, 1024)
+    program = program_of(three, [x], decomposed=False, device="cuda:0")
+    steps = externs(program)
+    assert [str(call.op) for call in steps][::2] == ["draw", "draw"] and [call.args[0] for call in steps[::2]] == [8, 4]
+    seed, offset = torch.tensor(7), torch.tensor(40)
+    for call, start in ((steps[0], offset), (steps[2], offset + 12)):
+        call.op = lambda count, device, start=start: (seed, start)
+    steps[1].kwargs.pop("device", None)
+    masks = run_program(program, [x])
+    for mask, start, p in ((masks[0], 40, 0.75), (masks[1], 44, 0.5), (masks[3], 52, 0.5)):
+        assert torch.equal(mask.flatten(), philox_uniform(seed, torch.tensor(start), torch.arange(x.numel()), (4, 1 << 19)) < p)
+
+
 def test_dropout_of_an_unknown_layout_or_few_elements_is_a_library_call(monkeypatch):
     _, program = dropped(monkeypatch, None)
     assert [str(call.op) for call in externs(program)] == ["aten.native_dropout.default"]
