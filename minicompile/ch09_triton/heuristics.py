@@ -93,9 +93,10 @@ def added(x: int) -> Config:
 # On an H200 the plain sum of these 64 rows takes 5 us as against 10, in bfloat16 4 and 10; the kernel of the position embeddings, which
 # also computes and writes what it adds, takes 29 and 37.
 #
-# Drawing random numbers is much arithmetic that waits for no memory. Where a kernel draws, a thread has 32 elements, whose loads are on
-# their way meanwhile: dropout, residual and layer norm of 16,384 rows of 384 columns take 26.4 us where four times the warps take
-# 31.4 (the same without the dropout: 24.8, on an H200).
+# Drawing random numbers is much arithmetic that waits for no memory. Where a kernel draws in short rows, a thread has 32 elements, all of
+# whose loads are on their way meanwhile: dropout, residual and layer norm of 16,384 rows of 384 columns take 26.4 us where four times
+# the warps take 31.4 (the same without the dropout: 24.8, on an H200). A row of 1,024 wants four warps (33 us and 35), one of 2,048 too
+# (37 and 41).
 
 # %%
 def reduction(xnumel: int, rnumel: int, inner: bool, passes: int, live: int, sums: int = 1, draws: bool = False) -> Config:
@@ -111,7 +112,7 @@ def along_rows(xnumel: int, rnumel: int, passes: int, live: int, draws: bool) ->
         x = clamp(1024 // row, 1, 64)
         while x > 1 and xnumel < x * MULTIPROCESSORS * 2:
             x //= 2
-        per_thread = 32 if draws else 16 if row >= 4096 else 8
+        per_thread = 32 if draws and row <= 512 else 16 if row >= (2048 if draws else 4096) else 8
         warps = clamp(x * row // (32 * per_thread), 1, 16)
         return Config({"x": x, "r": row}, warps, persistent=True)
     if xnumel >= 4 * MULTIPROCESSORS or rnumel < 8192:

@@ -244,8 +244,9 @@ def test_fused_dropout_draws_eagers_numbers_in_eagers_order(mode, dtype):
     def net(x, q):
         a = F.dropout(x * 1, 0.2)
         s = F.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
-        return a, s, F.dropout(x + 1, 0.5), torch.rand(5, device="cuda")
+        return a, s, F.dropout(x + 1, 0.5), F.dropout(x + 2, 0.3), torch.rand(5, device="cuda")
 
+    torch.cuda.init()
     compiled, generator = minicompile.compile(net, mode=mode, fullgraph=True), torch.cuda.default_generators[0]
     x, q = torch.ones(64, 128, 384, device="cuda", dtype=dtype), torch.randn(2, 2, 64, 64, device="cuda", dtype=torch.bfloat16)
     for seed in (1, 2**63 + 5, 3, 4):
