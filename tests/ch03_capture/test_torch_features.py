@@ -3030,6 +3030,14 @@ def test_numbers_that_are_written_are_not_known():
             assert minicompile.compile(function, backend="eager")(x).equal(function(x)), function.__name__
 
 
+@pytest.mark.parametrize("f", [lambda x: torch._neg_view(x).is_neg() + x, lambda x: torch._neg_view(x).resolve_neg().is_neg() + x,
+                               lambda x: x.is_neg() + x])
+def test_whether_a_tensor_is_a_lazy_negative(f):
+    fast = minicompile.compile(f)
+    for x in (torch.ones(2), torch._neg_view(torch.ones(2))):
+        assert torch.equal(fast(x), f(x))
+
+
 @pytest.mark.parametrize("f", [lambda z: z.conj().is_conj(), lambda z: torch.is_conj(z.conj()), lambda z: z.conj().resolve_conj(),
                                lambda z: torch.view_as_real(z.conj().resolve_conj()), lambda z: torch.resolve_conj(z.mH) * 2])
 def test_lazy_conjugates(f):
