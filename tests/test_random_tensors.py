@@ -196,7 +196,7 @@ BUGS = {writes_through_unfold_are_lost: "aot_eager", unfolded_memory_is_not_read
 @pytest.mark.parametrize("plant", BUGS, ids=["write through unfold", "read of unfold", "fusion across a write", "truncating remainder"])
 def test_a_hundred_programs_find_a_planted_bug(plant, monkeypatch):
     plant(monkeypatch)
-    assert any(compare.check(tensors.program(seed), BUGS[plant]) for seed in range(5320, 5420))
+    assert any(compare.check(tensors.program(seed), BUGS[plant]) for seed in range(5000, 5100))
 
 
 @pytest.mark.slow

@@ -249,7 +249,7 @@ def execute(code, compile_, *, words=True, around=contextlib.nullcontext) -> lis
                     with around():
                         loss.backward(retain_graph=True)
                     what = "backward"
-                except RuntimeError as error:
+                except (RuntimeError, IndexError) as error:
                     what = "backward raised " + str(error)[:70]
                     for leaf, gradient, copy in before:         # how far the engine had come is not for the program to know
                         leaf.grad = gradient if copy is None else gradient.copy_(copy)

@@ -899,7 +899,7 @@ def _program(w: Writer, device: str) -> str:
 SETTINGS = ["torch.set_default_dtype, torch.float64, torch.float32", "torch.set_default_dtype, torch.bfloat16, torch.float32",
             "torch.use_deterministic_algorithms, True, False", "torch.set_flush_denormal, True, False", "torch.set_num_threads, 2, 1",
             "lambda on: torch.use_deterministic_algorithms(on, warn_only=True), True, False",
-            "lambda on: setattr(torch.backends.cudnn, 'enabled', on), False, True",
+            "torch._C._set_cudnn_enabled, False, True",
             "torch.set_float32_matmul_precision, 'highest', 'highest'", "torch.set_grad_enabled, False, True",
             "torch.autograd.set_multithreading_enabled, False, True"]
 
