@@ -285,7 +285,8 @@ def put_away(w: Walk):
 # An exit empties the stack into variables, from the top: a context is left, a handler's exception is no
 # longer the current one. Then it returns a `TailCall`. Exits stand behind the path, outside of every
 # handler. `MAKE_FUNCTION` gives the resume function the globals of the frame, as a nested `def` would have
-# them.
+# them. A context may stand in another slot than at the beginning (a `return` puts its value below), but contexts are
+# left from the innermost outwards, so those that remain are the first ones of the beginning, in their order.
 
 # %%
 CLOSURE = 8                                              # flag: below the code lies a tuple of cells
@@ -327,7 +328,8 @@ def write_exits(w: Walk):
         new("MAKE_FUNCTION", CLOSURE if point.cells and PYTHON < (3, 13) else 0)
         if point.cells and PYTHON >= (3, 13):
             new("SET_FUNCTION_ATTRIBUTE", CLOSURE)
-        slots = [f"__stack{n}" if kind == CONTEXT else f"__exit{n}"
+        managers = (f"__stack{n}" for n, kind in enumerate(draft.stack) if kind == CONTEXT)
+        slots = [next(managers) if kind == CONTEXT else f"__exit{n}"
                  for n, kind in enumerate(kinds) if kind in HAS_ARGUMENT]
         for variable in (*point.locals, *slots):
             new("LOAD_FAST", variable)
