@@ -88,7 +88,8 @@ def model_of(args):
 # fails. Then the frame is compiled once more. Guards that fail again have another cause, one of ours.
 #
 # A compilation makes hundreds of thousands of small objects, most of which live until its end. Python's collector would
-# walk through all of them again and again, and find nothing: a fifth of the time. So it waits.
+# walk through all of them again and again, and find nothing: a fifth of the time. So it waits, and what was made meanwhile
+# is old when it goes on.
 
 # %%
 class GuardFails(RuntimeError):

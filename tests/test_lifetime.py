@@ -15,6 +15,7 @@ import minicompile
 from minicompile import frames
 from minicompile.ch03_capture import hook
 from minicompile.ch04_breaks import resume
+from minicompile.ch11_runtime import cudagraphs
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -562,3 +563,56 @@ def test_ten_thousand_functions():
 @pytest.mark.slow
 def test_two_hundred_functions_with_kernels():
     assert check_flat(40, "cpp", rounds=6) < 20 and libraries() <= 2
+
+
+# ---- the collector, after a large compilation
+
+class Loop:
+    """In a cycle with itself."""
+
+    def __init__(self):
+        self.me = self
+
+
+def make_old(count):
+    """That many objects, and a cycle that nobody holds, made while the collector waits; the cycle, weakly, and one of the objects."""
+    with cudagraphs.without_collection():
+        reference, kept = weakref.ref(Loop()), [[i] for i in range(count)]
+    return reference, kept[0]
+
+
+@pytest.fixture
+def unfrozen():
+    """The tests freeze what their imports have made."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+def test_what_a_large_compilation_leaves_is_old_without_being_looked_at(monkeypatch, unfrozen):
+    monkeypatch.setattr(cudagraphs, "MANY", 1000)
+    monkeypatch.setattr(cudagraphs, "MOST", 5000)
+    monkeypatch.setattr(cudagraphs, "aged", 0)
+    collect()
+    garbage, one = make_old(2000)
+    assert garbage() is not None and any(one is x for x in gc.get_objects(generation=2)) and gc.isenabled() and not gc.get_freeze_count()
+    make_old(2000)
+    assert garbage() is not None
+    make_old(2000)
+    assert garbage() is None, "what no collection has looked at adds up to no more than MOST"
+
+
+def test_cycles_of_the_program_do_not_wait_for_a_full_collection(monkeypatch, unfrozen):
+    monkeypatch.setattr(cudagraphs, "MANY", 0)
+    collect()
+    garbage = weakref.ref(Loop())
+    make_old(10)
+    assert garbage() is None
+
+
+def test_what_the_program_has_frozen_stays_frozen(monkeypatch):
+    monkeypatch.setattr(cudagraphs, "MANY", 1000)
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    make_old(2000)
+    assert gc.get_freeze_count() > 0.9 * frozen > 0

@@ -77,14 +77,36 @@ BROKEN: list = []                # graphs whose recording could not be ended: Py
 @contextlib.contextmanager
 def without_collection():
     """The collector waits. Freeing the graph of a forgotten function while another is recorded ends the recording; and walking
-    through all that a compilation has made so far costs a fifth of its time."""
-    collects = gc.isenabled()
+    through all that a compilation has made so far costs a fifth of its time. The last walk would come after it."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.collect(1)                   # what is young here is the program's, and is not to wait for a full collection
     gc.disable()
     try:
         yield
     finally:
-        if collects:
-            gc.enable()
+        grow_old()
+        gc.enable()
+
+
+MANY, MOST = 100_000, 1_000_000     # young objects
+aged = 0                            # since the last full collection of ours
+
+
+def grow_old():
+    """Many young objects grow old without being looked at: most that a large compilation leaves lives on. The rest, for the collector
+    does not know of it, must not add up over many of them."""
+    global aged
+    young = gc.get_count()[0]
+    if young < MANY or gc.get_freeze_count():       # the program has frozen what it wants to be frozen
+        return
+    aged += young
+    if aged > MOST:
+        aged = 0
+        gc.collect()
+    gc.freeze()
+    gc.unfreeze()
 
 
 # %% [markdown]
