@@ -1,6 +1,7 @@
 """What is compiled dies with what it was compiled for: code, entries, graphs, kernels, and nothing is kept alive by them."""
 import gc
 import os
+import subprocess
 import sys
 import textwrap
 import threading
@@ -616,3 +617,20 @@ def test_what_the_program_has_frozen_stays_frozen(monkeypatch):
     frozen = gc.get_freeze_count()
     make_old(2000)
     assert gc.get_freeze_count() > 0.9 * frozen > 0
+
+
+def test_what_the_first_call_of_a_process_was_given_is_freed_without_the_collector():
+    """What compiling imports leaves frames in cycles, which hold the frames below them."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent("""
+        import gc, weakref
+        import torch, minicompile
+        gc.disable()
+        model = torch.nn.Linear(8, 8)
+        compiled = minicompile.compile(lambda model, x: model(x).relu().sum(), backend="aot_eager")
+        x = torch.ones(4, 8)
+        references = [weakref.ref(x), *map(weakref.ref, model.parameters())]
+        compiled(model, x).backward()
+        del x, model, compiled
+        print([r() is None for r in references])
+        """)], cwd=os.path.dirname(os.path.dirname(__file__)), capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[True, True, True]", done.stderr

@@ -85,8 +85,8 @@ def without_collection():
     gc.disable()
     try:
         yield
-    finally:
         grow_old()
+    finally:
         gc.enable()
 
 
