@@ -24,8 +24,11 @@ from .backends import add_size_inputs, compile_graph, eager_callable
 from .ch01_graphs.recipes import RECIPES
 from .ch02_guards import cache as entries, codegen
 from .ch02_guards.identity import weakly
+from .ch02_guards.sources import LocalSource
 from .ch03_capture import hook
 from .ch03_capture.hook import EVALUATE
+from .ch04_breaks.resume import TailCall
+from .ch04_breaks.steps import make_raise
 from .config import config
 from .errors import GraphBreakError, MarkError, SkipFrame, StrictError, Unsupported
 from .stances import Context
@@ -204,12 +207,18 @@ def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
         namespace["__graph"] = compile_graph(captured, state.context)
     finally:
         compiling.reset(token)
+    caught = ""
+    if (point := make_raise(state.code)) is not None:
+        hook.skip_code(point.code)
+        arguments = "".join(f"{LocalSource(name).text()}, " for name in state.code.co_varnames[:state.code.co_argcount])
+        caught = f"return __caught(__F, ({arguments}__error))"
+        namespace["__caught"] = functools.partial(go_on_in_handlers, torch.is_grad_enabled(), state.context.backend == "eager")
     if callable(state.context.backend):
-        return CALL_OF_GRAPH
+        return watched_call("", caught) if caught else CALL_OF_GRAPH
     gm = captured.gm if captured.traceless else None
     namespace["__refused"] = functools.partial(hook.run, None, graph_refused, gm, state.context.backend == "eager",
                                                torch.is_grad_enabled())
-    return watched_call(captured.retreat)
+    return watched_call(captured.retreat, caught or "raise")
 
 
 # %% [markdown]
@@ -220,21 +229,34 @@ def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
 # fail, too.
 #
 # What a saved-tensor hook of the program raises is another matter: the graph has run, and the exception is a message to
-# whoever set the hook. Checkpointing stops its second forward pass in this way.
+# whoever set the hook. Checkpointing stops its second forward pass in this way. Such an exception is raised where the frame begins. For
+# a resume function that is inside of the blocks that were entered before the break
+# ([`make_raise`](ref:minicompile.ch04_breaks.steps.make_raise)). So is that of a graph that has left traces, if the graph ran operator by
+# operator: a kernel that has raised may have written to an input or not, and a handler would go on with whichever it is.
 
 # %%
 CALL_OF_GRAPH = "__out = __graph(*__inputs)\n"
 
 
-def watched_call(retreat: str) -> str:
-    """retreat: what to return so that the frame is evaluated. It may put back generators of random numbers, and then also does so before
-    the trial, which is to draw the numbers that the graph drew."""
-    return f"""try:
-    {CALL_OF_GRAPH}except Exception:
-    if {"" if retreat == "__EVALUATE" else f"{retreat} is __EVALUATE and "}__refused(*__inputs):
+def watched_call(retreat: str, otherwise: str) -> str:
+    """retreat: what to return so that the frame is evaluated, if anything. It may put back generators of random numbers, and then also does
+    so before the trial, which is to draw the numbers that the graph drew. otherwise: the statement if it is not."""
+    refused = f"""    if {"" if retreat == "__EVALUATE" else f"{retreat} is __EVALUATE and "}__refused(*__inputs):
         return {retreat}
-    raise
 """
+    return f"""try:
+    {CALL_OF_GRAPH}except Exception as __error:
+{refused if retreat else ""}    {otherwise}
+"""
+
+
+def go_on_in_handlers(grad: bool, eager: bool, function, arguments):
+    """The exception, the last of the arguments, goes to whoever waits for it where the resume function begins."""
+    if not (eager or raised_by_hook(arguments[-1])):
+        raise arguments[-1]
+    torch._C._set_grad_enabled(grad)
+    point = make_raise(function.__code__)
+    return TailCall((point.function(function.__globals__, *(function.__closure__ or ())), arguments))
 
 
 @contextlib.contextmanager

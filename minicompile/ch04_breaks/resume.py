@@ -153,10 +153,11 @@ def pieces(code) -> dict:
 
 @dataclass(eq=False)
 class Origin:
-    """What a resume function was cut from: the code, held weakly, its name, and where each offset of its own is there;
-    its locals and stack are those of its `ResumePoint`."""
+    """What a resume function was cut from: the code, held weakly, its name, where it begins, and where each offset of its own is
+    there; its locals and stack are those of its `ResumePoint`."""
     code: weakref.ref
     name: str
+    start: int
     offsets: dict[int, int] = field(repr=False)
     locals: tuple[str, ...]
     stack: tuple[str, ...]
@@ -217,7 +218,7 @@ def make_resume(code, offset: int, bound: set | None, stack: tuple) -> ResumePoi
         name = f"{code.co_name}__resume_at_{offset}"
         resumed, instructions = assemble(draft, name, with_original=True)
         known[key] = ResumePoint(name, resumed, parameters, tuple(stack), draft.cells)
-        record(resumed)["origin"] = Origin(weakref.ref(code), code.co_qualname, new_offsets(resumed, instructions), parameters,
+        record(resumed)["origin"] = Origin(weakref.ref(code), code.co_qualname, offset, new_offsets(resumed, instructions), parameters,
                                            tuple(stack))
     return known[key]
 

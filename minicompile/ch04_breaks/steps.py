@@ -31,7 +31,7 @@ from ..errors import Unsupported
 from . import bytecode as bc
 from .resume import (
     CONTEXT, HANDLING, HAS_ARGUMENT, NULL, PYTHON, VALUE, Draft, ResumePoint, TailCall, assemble,
-    make_resume, parameters_at, pieces)
+    make_resume, origin_of, parameters_at, pieces)
 
 
 @dataclass(eq=False)
@@ -73,11 +73,16 @@ def copy_of(w: Walk, i, **changes):
     """A copy of an original instruction in the body, covered by the same handler."""
     made = replace(i, offset=-1, **changes)
     w.draft.body.append(made)
-    position, here = w.draft.position, w.draft.position[id(i)]
-    for h in w.draft.handlers:
-        if position[id(h.first)] <= here <= position[id(h.last)]:
-            w.draft.own.append(bc.Handler(made, made, h.target, h.depth, h.lasti))
+    cover(w.draft, made, i)
     return made
+
+
+def cover(draft: Draft, made, i) -> None:
+    """Let the handlers of the original instruction `i` cover `made`."""
+    here = draft.position[id(i)]
+    for h in draft.handlers:
+        if draft.position[id(h.first)] <= here <= draft.position[id(h.last)]:
+            draft.own.append(bc.Handler(made, made, h.target, h.depth, h.lasti))
 
 
 def leave_at(w: Walk, target, kinds, first=()):
@@ -338,3 +343,33 @@ def write_exits(w: Walk):
         new("CALL", 1)
         new("RETURN_VALUE")
         body += emit
+
+
+# %% [markdown]
+# ## An exception of the graph
+#
+# The graph of a resume function may raise: an index is out of range, or a checkpoint stops its second forward pass. The frame hook
+# evaluates the frame instead where that is possible, but not if the graph has written to an input already, or if somebody outside has
+# noticed. A `finally` or an `except` of the part before the break is waiting for this exception nevertheless. So there is a third kind
+# of piece: the state of the resume function, the exception on top of the stack, an instruction that raises it, and behind that the
+# original with its handlers.
+
+# %%
+def raising(code) -> dict:
+    """These pieces, of the resume functions that were cut from `code`; None where no handler waits. Start with none."""
+    return {}
+
+
+def make_raise(code) -> ResumePoint | None:
+    """The function that takes the arguments of the resume function `code`, then an exception, which it raises where that begins."""
+    origin = origin_of(code)
+    if origin is None or origin.code() is None:
+        return None
+    known, key = kept(raising, origin.code()), (origin.start, origin.locals, origin.stack)
+    if key not in known:
+        draft = Draft(origin.code(), origin.start, origin.locals, (*origin.stack, VALUE))
+        draft.body = [bc.new("RAISE_VARARGS", 1, position=draft.start.position)]
+        cover(draft, draft.body[0], draft.start)
+        made = assemble(draft, draft.code.co_name, with_original=True)[0] if draft.own else None
+        known[key] = made and ResumePoint(made.co_name, made, origin.locals, draft.stack, draft.cells)
+    return known[key]
