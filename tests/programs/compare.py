@@ -372,7 +372,7 @@ def compare(text, backend, statistics, settings):
             others += [execute(code, lambda f: f, words=False, around=lambda: Noise(seed)) for seed in range(len(others), count)]
             found = difference(a, b, "", [o[number] if number < len(o) else None for o in others])
         if found is not None:
-            if differs_from_itself(code, plain) or ordered_by_chance(code):
+            if differs_from_itself(code, plain, backend == "eager") or ordered_by_chance(code):
                 return None
             path, x, y = found
             part = ["outcome", "result", "arguments", "globals", "output", "grad mode"][int(path[1])] if path[:1] == "[" else path
@@ -394,12 +394,12 @@ def saving_copies(f):
     return run
 
 
-def differs_from_itself(code, plain, deeper=20) -> bool:
+def differs_from_itself(code, plain, words=True, deeper=20) -> bool:
     """Whether a program ends otherwise when it is called with more frames below it: it handles the RecursionError of a call that
     does not end, and how often it called is not for Python to say."""
     if deeper:
-        return differs_from_itself(code, plain, deeper - 1)
-    return any(difference(a, b, "") for a, b in zip(plain, execute(code, lambda f: f)))
+        return differs_from_itself(code, plain, words, deeper - 1)
+    return any(difference(a, b, "") for a, b in zip(plain, execute(code, lambda f: f, words=words)))
 
 
 def ordered_by_chance(code) -> bool:

@@ -354,12 +354,13 @@ def attention(w):
 
 family("memory", 0.5, "{x}.detach_()", "{x} = {x}.detach_()", "({x} * 2).detach_()", "{x}.requires_grad_()", "{a}.resize_({a}.shape)",
        "{x}.set_({x}.detach() * 2)", "{a}.set_({a}.flip(0))", "{x}.detach().resize_(2, 2)", "{x}.data = {x}.data[:1]",
-       "{a}.data = {a}.clone().data", "{n}.resize_(3)", "{x}.resize_as_({x})", "{a}.swapdims_(0, -1)", "{a}.unsqueeze_({d})",
-       "{a}.squeeze_({d})",
+       "{a}.data = {a}.clone().data", "{n}.resize_(({n}.numel() + 1) // 2)", "{x}.resize_as_({x})", "{a}.swapdims_(0, -1)",
+       "{a}.unsqueeze_({d})", "{a}.squeeze_({d})",
        "{a}.transpose_(0, {d})", "{x}.set_({x}.untyped_storage(), 0, (2,), (1,))", "{x}.as_strided_((2,), (1,))", "{x}.detach().set_()",
        "{x}.requires_grad_(False)", "{x}.retain_grad()", "{a}.data.copy_({a}.roll(1, 0))", "{x}.grad = None", write=True)
-family("memory", 0.5, "({x} * 1).detach_()", "{a}.clone().resize_(2, 2)", "torch.empty_like({a}).set_({a}.clone())", "{a}.clone().t_()",
-       "torch.empty(0, device=DEVICE).set_({x}.detach().float())", "{a}.clone().swapaxes_(0, -1)", "{a}.clone().as_strided_((2,), (1,))",
+family("memory", 0.5, "({x} * 1).detach_()", "{a}.clone().resize_(({a}.numel() + 1) // 2)", "torch.empty_like({a}).set_({a}.clone())",
+       "{a}.clone().t_()", "torch.empty(0, device=DEVICE).set_({x}.detach().float())", "{a}.clone().swapaxes_(0, -1)",
+       "{a}.clone().as_strided_((2,), (1,))",
        "{a}.new_empty(0).set_({a}.detach())", "{x}.detach().requires_grad_() * 2", "{a}.clone().data", "{x}.clone().requires_grad_(False)",
        "torch.zeros(0, device=DEVICE).resize_(3).fill_({c})", "{a}.clone().squeeze_().unsqueeze_(0)",
        "{a}.untyped_storage().nbytes() + {a}",

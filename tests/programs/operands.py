@@ -334,8 +334,9 @@ operands("memory", 0.7, "{a}.data = {y}.data", "{x}.data = {f}.data.to({x}.dtype
          "{x}.data, {f}.data = {f}.data, {x}.data", "{x}[0].data = {x}.data[-1]", "{a}.data.resize_(2, 3)",
          "{a}.data.set_({a}.data.flip(0))",
          "{a}.untyped_storage().copy_({a}.clone().contiguous().untyped_storage())", "{x}.detach().set_({x}.detach() * 2)",
-         "with torch.no_grad(): {x}.set_({x} * 2)", "with torch.no_grad(): {x}.resize_(3, 2)", "{a}.resize_(*{a}.shape[::-1])",
-         "{x}.data.copy_({f})", "{x}.data[..., :1] *= 2", "{x}.data.add_({x}.data.mean())", "{a}.t_().data = {a}.t()",
+         "with torch.no_grad(): {x}.set_({x} * 2)", "with torch.no_grad(): {x}.resize_(({x}.numel() + 1) // 2)",
+         "{a}.resize_(*{a}.shape[::-1])", "{x}.data.copy_({f})", "{x}.data[..., :1] *= 2", "{x}.data.add_({x}.data.mean())",
+         "{a}.t_().data = {a}.t()",
          "torch.mul({x}, 2, out={x}.data)", "torch.sin({x}.detach(), out={x}.data)", "{a}.swapaxes_(0, -1)", write=True)
 operands("memory", 0.7, "torch._neg_view({x})", "torch._neg_view({x}).mT", "torch._neg_view({x}) * {y}",
          "torch._neg_view({x}).resolve_neg()",

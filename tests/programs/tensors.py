@@ -11,6 +11,8 @@ import warnings
 
 import torch
 
+from .noise import places
+
 FLOATS = ["torch.float32"] * 6 + ["torch.float64", "torch.bfloat16", "torch.bfloat16", "torch.float16"]
 INTEGERS = ["torch.int64", "torch.int64", "torch.int32", "torch.int16", "torch.int8", "torch.uint8"]
 LIMIT = 4096                            # elements of a value
@@ -510,25 +512,53 @@ def read_elsewhere_and_written(w):
     return f"({value}, {w.rng.choice(UPDATES).format(x=x, y=y)})[0]"
 
 
-ALIASES = [*[".unfold({d}, 2, 2)", ".unfold({d}, 2, 1)", ".unfold(0, 3, 3)"] * 2, ".diagonal()", "[..., 1:]", "[::2]", ".T", ".mT",
-           ".unsqueeze({d})", ".squeeze()", ".view(-1)", ".reshape(-1)", ".select({d}, -1)", ".narrow({d}, 0, 1)", ".detach()", ".real",
-           ".expand(2, *[-1] * {k})", ".movedim(0, -1)", ".unflatten({d}, (-1, 1))", ".split(2, {d})[-1]", ".chunk(2, {d})[0]",
-           ".unbind({d})[0]", ".as_strided((2, 2), (1, 1))", ".view(torch.int32)", ".permute(*range({k})[::-1])", ".ravel()[1:]"]
+ALIASES = [*["{v}.unfold({d}, 2, 2)", "{v}.unfold({d}, 2, 1)", "{v}.unfold(0, 3, 3)"] * 2, "{v}.diagonal()", "{v}.diagonal(1)",
+           "{v}[..., 1:]", "{v}[::2]", "{v}.T", "{v}.mT", "{v}.unsqueeze({d})", "{v}.squeeze()", "{v}.view(-1)", "{v}.reshape(-1)",
+           "{v}.select({d}, -1)", "{v}.narrow({d}, 0, 1)", "{v}.detach()", "{v}.real", "{v}.expand(2, *[-1] * {k})",
+           *["{v}.expand(1, *[-1] * {k})"] * 2,
+           "{v}.movedim(0, -1)", "{v}.movedim(-1, 0)", "{v}.unflatten({d}, (-1, 1))", "{v}.split(2, {d})[-1]", "{v}.split(1, {d})[0]",
+           "{v}.split_with_sizes([1, {v}.shape[{d}] - 1], {d})[1]", "{v}.chunk(2, {d})[0]", "{v}.tensor_split(2, {d})[1]",
+           "{v}.unbind({d})[0]", "{v}.unbind({d})[-1]", "{v}.as_strided((2, 2), (1, 1))", "{v}.as_strided((2, 2), (2, 1))",
+           "{v}.as_strided((3,), (1,), {v}.storage_offset())", "{v}.view(torch.int32)", "{v}.permute(*range({k})[::-1])",
+           "{v}.ravel()[1:]", "torch.view_as_complex({v}.unfold(-1, 2, 2))", "torch.view_as_complex({v}.unfold(-1, 2, 2)).imag",
+           "torch.view_as_complex({v}.unfold(-1, 2, 2)).conj()", "{v}.conj()", "{v}.imag", "torch.view_as_real({v})",
+           "torch._neg_view({v})"]
 CHANGES = ["{v}.mul_({c})", "{v}.add_(1)", "{v}.zero_()", "{v}.copy_({v} * 2)", "{v}.fill_({x}.mean())", "{v}.sub_({v}.flip(0))",
-           "{v}.neg_()", "{v}.masked_fill_({v} > 0, {c})", "{v}[0].add_({c})", "{v}.clamp_(-1, 1)"]
+           "{v}.neg_()", "{v}.masked_fill_({v} > 0, {c})", "{v}[0].add_({c})", "{v}.clamp_(-1, 1)", "{v}.add_({s}.sum())",
+           "{v}.copy_({v}.roll(1, 0))"]
+LOOKS = ["{s} * 2", "{s} + {s}", "{s}.sum()", "{s}.sin()", "{s}.clone()", "{s} - {v}.sum()"]
 
 
-@expression(16.0)
+def alias(w, x: str) -> tuple[str, torch.Tensor]:
+    """A view of x in one step or two, as text and as it is now."""
+    text, t = x, w.env[x]
+    for _ in range(w.rng.choice([1, 1, 2])):
+        step = w.rng.choice(ALIASES).format(v=text, d=w.rng.randrange(-t.dim(), t.dim()) if t.dim() else 0, k=t.dim())
+        try:
+            with torch.no_grad():
+                view = eval(step, {**w.space, **w.env})
+        except Exception:
+            continue
+        outside = "as_strided" in step and not places(view) <= places(t)           # which graphs rarely have
+        if view.untyped_storage()._cdata == t.untyped_storage()._cdata and (not outside or w.rng.random() < 0.1):
+            text, t = step, view
+    return text, t
+
+
+@expression(40.0)
 def written_and_seen_elsewhere(w):
-    """A write to a tensor, or to a view of it, and a look at it through another one."""
+    """Writes to a tensor, or to views of it, and then a look at the same memory through another one."""
     x, rng = written_tensor(w), w.rng
-
-    def alias():
-        return "".join(rng.choices(ALIASES, k=rng.choice([1, 1, 2]))).format(d=w.dim(x), k=w.env[x].dim())
-    change = rng.choice(CHANGES)
-    written, seen = rng.choice([("view", x), (x, "view"), ("view", "other"), ("view", "view")])
-    value = rng.choice(["{s} * 2", "{s} + {s}", "{s}.sum()", "{s}.sin()", "{s}.clone()"]).format(s=seen)
-    return f"(view := {x}{alias()}, other := {x}{alias()}, {change.format(v=written, x=x, c=w.number())}, {value})[-1]"
+    (first, view), (second, other) = alias(w, x), alias(w, x)
+    where = {name: places(t) for name, t in (("view", view), ("other", other), (x, w.env[x]))}
+    apart = [name for name, t in (("view", view), ("other", other), (x, w.env[x])) if len(where[name]) == t.numel()]
+    pairs = [(v, s) for v in apart for s in where if s != v and where[v] & where[s]]
+    if not pairs or first == second:
+        raise Refused
+    chosen = rng.sample(pairs, min(len(pairs), rng.choice([1, 1, 2])))
+    changes = ", ".join(rng.choice(CHANGES).format(v=v, s=s, x=x, c=w.number()) for v, s in chosen)
+    v, s = chosen[-1]
+    return f"(view := {first}, other := {second}, {changes}, {rng.choice(LOOKS).format(v=v, s=s)})[-1]"
 
 
 # ---- gathers and scatters
@@ -814,8 +844,35 @@ def acceptable(w: Writer, t) -> bool:
     return t.numel() > 0 or w.rng.random() < 0.3
 
 
+def spoiled(w: Writer, name: str | None, written: bool) -> bool:
+    """Whether eager will refuse to compute a gradient, because no one has written its formula, or a write has changed what it needs."""
+    seen: set = set()
+    try:
+        if type(getattr(w.env.get(name), "grad_fn", None)).__name__ == "NotImplemented":
+            return True
+        pending = [t.grad_fn for t in w.env.values() if isinstance(t, torch.Tensor)] if written else []
+        while pending:
+            node = pending.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            pending.extend(before for before, _ in node.next_functions)
+            for saved in SAVED.setdefault(type(node), [n for n in dir(node) if n.startswith("_saved_")]):
+                getattr(node, saved)
+    except RuntimeError as error:
+        return "modified" in str(error)
+    return False
+
+
+SAVED: dict = {}                        # type of a node of autograd's -> names of what it has saved
+
+
+def versions(w: Writer) -> list:
+    return [t._version for t in w.env.values() if isinstance(t, torch.Tensor)]
+
+
 def statement(w: Writer, refusals: bool) -> str | None:
-    """Write one statement that eager accepts (`refusals`: refuses); None if this candidate will not do."""
+    """Write one statement that eager accepts (`refusals`: refuses); None if this candidate will not do, "undo" if it has written."""
     try:
         if w.rng.random() < 0.2:
             text, name = chosen(w, True), None
@@ -823,15 +880,18 @@ def statement(w: Writer, refusals: bool) -> str | None:
             text, name = chosen(w, False), f"v{len(w.lines)}"
     except Refused:
         return None
-    line = text if name is None else f"{name} = {text}"
-    if run(w, line) == refusals:
-        return None
-    if name and not refusals and isinstance(w.env[name], torch.Tensor) and w.env[name]._is_zerotensor():
-        line = f"{name} = ({text}).clone()"     # eager copies a gradient that it knows to be zero to any size; that is not to be compared
-        run(w, line)
-    if not refusals and (not acceptable(w, w.env[name]) if name else not all(acceptable(w, t) for t in w.env.values())):
-        return None if name else "undo"
-    return line
+    line, before = text if name is None else f"{name} = {text}", versions(w)
+    ran = run(w, line)
+    wanted = ran != refusals
+    if wanted and ran:
+        if name and isinstance(w.env[name], torch.Tensor) and w.env[name]._is_zerotensor():
+            line = f"{name} = ({text}).clone()"     # eager copies a gradient known to be zero to any size; that is not to be compared
+            run(w, line)
+        wanted = acceptable(w, w.env[name]) if name else all(acceptable(w, t) for t in w.env.values())
+    written = versions(w)[:len(before)] != before
+    if wanted and ran and w.rng.random() < 0.9:
+        wanted = not spoiled(w, name, written)
+    return line if wanted else "undo" if written or ran and name is None else None
 
 
 def program(seed: int, device: str = "cpu", favourite: str | None = None) -> str:

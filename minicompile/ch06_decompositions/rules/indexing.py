@@ -437,6 +437,7 @@ def linspace(start, end, steps, *, dtype=None, layout=None, device=None, pin_mem
     dtype = dtype or torch.get_default_dtype()
     if dtype not in (torch.float32, torch.float64) or steps < 2:
         return NotImplemented
+    start, end = (int(x) if isinstance(x, bool) else x for x in (start, end))       # `True - tensor` is refused
     step = (end - start) / (steps - 1)
     i = aten.arange.start_step(0, steps, 1, dtype=torch.int64, device=device or CPU)
     x = i.to(dtype)
