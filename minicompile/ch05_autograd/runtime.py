@@ -309,8 +309,8 @@ def run_forward(region: Region, ctx, *inputs):
     ctx.versions, ctx.modified = [t._version for t in tensors] if len(region.every) > 1 else None, None
     ctx.left, ctx.alive = None, region.every
     ctx.noted = region.inputs and region.inputs.note(inputs)
-    ctx.watched = [(inputs[i].detach(), version_of(inputs[i]) + (i in joint.written), tangents)
-                   for i, tangents in joint.watched.items()]       # `finish` writes once more
+    ctx.watched = [] if ctx.hooked else [                          # with hooks the engine does not check; `finish` writes once more
+        (inputs[i].detach(), version_of(inputs[i]) + (i in joint.written), tangents) for i, tangents in joint.watched.items()]
     ctx.set_materialize_grads(False)
     # The engine forbids writing to a view that was made in here. A detached alias is none, and has the
     # same version counter.
