@@ -215,6 +215,13 @@ def not_a_view(g, x, const):
             Condition(f"{x}.is_leaf is {g.expected}", lambda v: f"is_leaf of {g.source} changed")]
 
 
+@guard("GRADIENT_OF_ITS_OWN", lambda g: f"{g.source} is no view of a tensor that requires a gradient")
+def gradient_of_its_own(g, x, const):
+    """A view of what requires a gradient requires one, too, and may have been taken while gradients were off. Then none comes to it."""
+    return [Condition(f"not ({x}._is_view() and {x}._base.requires_grad)",
+                      lambda v: f"{g.source} is a view of a tensor that requires a gradient")]
+
+
 # %% [markdown]
 # The hundred counters of an optimizer are tensors on the CPU with one number, of which the trace has made one symbol
 # (chapter 3). To ask each for its number takes a hundred calls, so all are asked in one (`memory.py`).

@@ -39,7 +39,7 @@ from ..ch03_capture.calls import handles, inline_code
 from ..ch03_capture.iterate import unpack
 from ..ch03_capture.operations import METHODS
 from ..ch03_capture.tensors import emit, finish_node, gradient_of, set_gradient
-from ..ch03_capture.tracer import Tracer, call, unsupported
+from ..ch03_capture.tracer import Tracer, call, guard, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, Const, ObjVal, TensorVal, TupleVal
 from ..ch03_capture.wrap import wrap
 from ..ch05_autograd.joint import saved_by
@@ -182,6 +182,22 @@ def check_leaf(tx: Tracer, leaf: TensorVal):
         return
     if leaf.real._is_view() or not leaf.real.is_leaf:
         unsupported(tx, "backward() into a view of another tensor")
+    guard_gradient(tx, leaf, "NOT_A_VIEW", True)
+
+
+def guard_gradient(tx: Tracer, tensor: TensorVal, kind: str, expected=None):
+    """A parameter is never a view, and asking each costs time in every step."""
+    if tensor.cls is not torch.nn.Parameter:
+        guard(tx, tensor.source, kind, expected)
+
+
+def check_wanted(tx: Tracer, tensor: TensorVal):
+    """Eager finds no gradient for a view that was taken while gradients were off, though its fake, a leaf, has one."""
+    if type(tensor) is not TensorVal or tensor.real is None:
+        return
+    if tensor.real._is_view() and tensor.real._base.requires_grad:
+        unsupported(tx, "torch.autograd.grad() for an input that is a view of a tensor that requires a gradient")
+    guard_gradient(tx, tensor, "GRADIENT_OF_ITS_OWN")
 
 # %% [markdown]
 # ## The calls
@@ -492,6 +508,9 @@ def grad(tx: Tracer, outputs, inputs, grad_outputs=NONE, retain_graph=NONE, crea
         unsupported(tx, "torch.autograd.grad() for several tensors, one of which has a hook")
     if any(t.fake.grad_fn in history_of([o.fake for o in outputs if type(o) is TensorVal]) for t in tx.effects.retained):
         unsupported(tx, "torch.autograd.grad() where a tensor retains its gradient")
+
+    for w in wanted:
+        check_wanted(tx, w)
 
     def arrived(leaf, gradient):
         found[leaf] = changed_by_hooks(tx, hooks_of(tx, leaf, TENSOR_HOOKS), gradient, bool(create_graph.value))
