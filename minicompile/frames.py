@@ -256,10 +256,10 @@ def new_entry(state: FrameState, function, args):
         if current.name == "fail_on_recompile":
             raise RecompileError(f"{name_of_code(state.code)} would be compiled{f' again: {why}' if why else ''}. "
                                  "Set the stance to 'default' to allow it.")
-        if over_limit(state, function, args):
-            reach_limit(state, args)
-            return None
         if why is not None:
+            if over_limit(state, function, args):
+                reach_limit(state, args)
+                return None
             logs.tell("recompile", state=state, version=state.cache.created + 1, why=why)
         return compile_frame(state, function, args)
     except SkipFrame as skip:
@@ -324,19 +324,19 @@ def late_error(error: Exception) -> None:
 # **When to stop.** The limit is for what goes on for ever: a counter, a size, a name that is new at each call. Flags, and which arguments
 # are None or of which types, are another matter. A program has a few such patterns, and each of them is another program: for a batch with
 # four optional tensors, sixteen. So the limit counts the versions of one pattern, those that fit the call at hand in all that is
-# `finite`. For all patterns together it is four times as high, and so it is for versions in a row that died before anybody could use
-# them again ([`count_calls`](ref:minicompile.ch02_guards.cache.count_calls)). Where somebody asked for strictness, with
-# `fullgraph=True` or with a limit of their own, every version counts.
+# `finite`. For all patterns together it is four times as high. Where somebody asked for strictness, with `fullgraph=True` or with a
+# limit of their own, every version counts.
 
 # %%
 def over_limit(state: FrameState, function, args) -> bool:
     model, made, limit = model_of(args), state.cache.entries, config.recompile_limit
     same = [entry for entry in made if strongly(entry.model) is model]
-    strict = state.context.fullgraph or limit != Config.recompile_limit
-    if len(made) >= 8 * limit or state.cache.unused >= limit * (1 if strict else 4):
+    if len(made) >= 8 * limit:
         return True
-    return len(same) >= limit and (
-        strict or len(same) >= 4 * limit or sum(is_alike(state, entry, function, args) for entry in same) >= limit)
+    if len(same) < limit:
+        return False
+    strict = state.context.fullgraph or limit != Config.recompile_limit
+    return strict or len(same) >= 4 * limit or sum(is_alike(state, entry, function, args) for entry in same) >= limit
 
 
 def is_full(state: FrameState, model) -> bool:

@@ -18,7 +18,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-from ..marks import passed_over
 from .guards import GuardSet
 from .identity import identified
 
@@ -37,7 +36,6 @@ class Entry:
     model: Any = None                                # the module whose method this is, held weakly, or None
     number: int = 0
     watches: list = field(default_factory=list)      # weak references whose death makes the entry useless
-    served: int = 0                                  # calls, up to the second
 
 
 @dataclass(eq=False)
@@ -51,7 +49,6 @@ class EntryCache:
     # Explanation of a miss -> how often it caused a recompile
     failures: Counter = field(default_factory=Counter)
     created: int = 0
-    unused: int = 0                                      # entries in a row that were useless before a second call
     candidate: Entry | None = None                       # served the last call that the head missed
 
 
@@ -97,7 +94,6 @@ def add_entry(cache: EntryCache, entry: Entry) -> None:
     cache.created += 1
     entry.number = cache.created
     watch(cache, entry)
-    count_calls(cache, entry)
     link(cache)
 
 
@@ -114,7 +110,6 @@ def watch(cache: EntryCache, entry: Entry) -> None:
 
     def died(_, exiting=sys.is_finalizing):           # then there are no globals any more
         if not exiting() and weak_cache() is not None and weak_entry() is not None:
-            weak_cache().unused += weak_entry() in weak_cache().entries and weak_entry().served < 2 and weak_entry().model is None
             drop_entry(weak_cache(), weak_entry())
 
     for target in identified((*(guard.expected for guard in entry.guards), *entry.constants)):
@@ -123,33 +118,6 @@ def watch(cache: EntryCache, entry: Entry) -> None:
             entry.watches.append(weakref.ref(target, died))
 
 
-# %% [markdown]
-# Such an entry takes no place in the list, so a function that is handed another class at each call would be compiled for ever. Therefore
-# entries are counted that died before they served a second call (the first is the one that they were made for). Until then, a wrapper
-# counts; it then takes itself away. A model that is gone says nothing of the next one, so what belonged to a model is not counted.
-
-# %%
-def count_calls(cache: EntryCache, entry: Entry) -> None:
-    run, weak_cache, weak_entry = entry.function, weakref.ref(cache), weakref.ref(entry)
-
-    @passed_over
-    def counting(*args):
-        cache, entry = weak_cache(), weak_entry()
-        created = cache and cache.created
-        result = run(*args)
-        if result is not MISSED and cache is not None and entry is not None and cache.created == created:
-            entry.served += 1
-            if entry.served == 2:
-                cache.unused, entry.function = 0, run
-                if entry in cache.entries:
-                    link(cache)
-        return result
-
-    entry.function = counting
-
-
 def worst_guard(cache: EntryCache) -> str:
     """The explanation that was given most often, for the warning at the limit."""
-    if cache.failures:
-        return cache.failures.most_common(1)[0][0]
-    return "something that is new at each call, such as a class" if cache.unused else "no guard failure was recorded"
+    return cache.failures.most_common(1)[0][0] if cache.failures else "no guard failure was recorded"

@@ -1,6 +1,5 @@
 """Programs in long loops: what makes no new version. Each runs many times on fresh objects, with eager's answers, in a few versions."""
 import datetime
-import gc
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 import minicompile
-from tests.recorders import Captures, Recorder
+from tests.recorders import Captures
 
 
 @pytest.fixture(autouse=True)
@@ -298,26 +297,3 @@ def averaged():
 
 def test_a_state_dict():
     count(averaged, 3, calls=6)
-
-
-def test_a_class_made_anew_at_each_call_is_not_compiled_for_ever():
-    """Its versions die with it and take no place in the list; a version that serves again says that it is worth it."""
-    backend = Recorder()
-    compiled = minicompile.compile(lambda x, o: x * 2 + o.k, backend=backend)
-
-    def call(times):
-        class Made:
-            k = 1
-
-        for _ in range(times):
-            assert torch.equal(compiled(torch.ones(2), Made()), torch.full((2,), 3.0))
-        gc.collect()
-
-    with minicompile.config.patch(recompile_limit=3):
-        for _ in range(6):
-            call(2)
-        assert len(backend.graphs) == 6
-        with pytest.warns(RuntimeWarning, match="new at each call|type of"):
-            for _ in range(8):
-                call(1)
-    assert len(backend.graphs) <= 10
