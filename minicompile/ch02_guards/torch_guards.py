@@ -215,11 +215,11 @@ def not_a_view(g, x, const):
             Condition(f"{x}.is_leaf is {g.expected}", lambda v: f"is_leaf of {g.source} changed")]
 
 
-@guard("GRADIENT_OF_ITS_OWN", lambda g: f"{g.source} is no view of a tensor that requires a gradient")
+@guard("GRADIENT_OF_ITS_OWN", lambda g: f"{g.source} is no view that was taken, while gradients were off, of a tensor that requires one")
 def gradient_of_its_own(g, x, const):
-    """A view of what requires a gradient requires one, too, and may have been taken while gradients were off. Then none comes to it."""
-    return [Condition(f"not ({x}._is_view() and {x}._base.requires_grad)",
-                      lambda v: f"{g.source} is a view of a tensor that requires a gradient")]
+    """Such a view says that it requires a gradient, has no history, and none comes to it."""
+    return [Condition(f"not ({x}._is_view() and {x}.grad_fn is None and {x}._base.requires_grad)",
+                      lambda v: f"{g.source} is a view that was taken, while gradients were off, of a tensor that requires one")]
 
 
 # %% [markdown]

@@ -195,8 +195,8 @@ def check_wanted(tx: Tracer, tensor: TensorVal):
     """Eager finds no gradient for a view that was taken while gradients were off, though its fake, a leaf, has one."""
     if type(tensor) is not TensorVal or tensor.real is None:
         return
-    if tensor.real._is_view() and tensor.real._base.requires_grad:
-        unsupported(tx, "torch.autograd.grad() for an input that is a view of a tensor that requires a gradient")
+    if tensor.real._is_view() and tensor.real.grad_fn is None and tensor.real._base.requires_grad:
+        unsupported(tx, "torch.autograd.grad() for a view that was taken, while gradients were off, of a tensor that requires one")
     guard_gradient(tx, tensor, "GRADIENT_OF_ITS_OWN")
 
 # %% [markdown]
