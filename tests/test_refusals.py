@@ -125,6 +125,34 @@ def test_in_training(rung):
             same(a, b, f"{numbers}")
 
 
+SIZES = {
+    "put": lambda x, i: x.put_(i, x), "index_select": lambda x, i: x.index_select(0, i[None]), "empty maximum": lambda x, i: x[:0].max(),
+    "masked_scatter": lambda x, i: x.masked_scatter_(i > 0, x), "index_put": lambda x, i: x.index_put_((i,), torch.ones(len(x) + 2)),
+    "conv1d": lambda x, i: F.conv1d(x.reshape(1, -1, 3), torch.ones(2, 4, 1)), "conv_transpose1d": lambda x, i: F.conv_transpose1d(
+        x.reshape(1, -1, 3), torch.ones(4, 2, 1), output_padding=len(x) - 4)}
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_was_written_before_a_refusal_stays_written(name, dynamic):
+    """Sizes that a kernel refuses and its meta kernel does not end the graph before the call, for all sizes."""
+    def f(x, i):
+        x.add_(1)
+        return SIZES[name](x, i)
+
+    for rung in RUNGS:
+        minicompile.reset()
+        compiled = minicompile.compile(f, backend=rung, dynamic=dynamic)
+        for rows in (4, 5, 6):
+            results = []
+            for g in (f, compiled):
+                x = torch.arange(3.0 * rows).reshape(rows, 3)
+                out = outcome(g, x, torch.tensor([0, 2]))
+                results.append((out if isinstance(out, torch.Tensor) else out[:20], x))
+            for a, b in zip(*results):
+                same(a, b, f"{rung}, {rows}: {results}")
+
+
 def test_what_a_model_does_stays_in_loops(monkeypatch):
     """Reading rows of a table, all of them, and a loss of targets: nothing more than that has to be looked at."""
     graphs = []

@@ -2,13 +2,13 @@
 # # What only the kernel refuses
 #
 # A program that eager would end with an exception must end so when compiled, and at the same line. Meta
-# kernels check shapes. They do not check everything else: `torch.mm` of two dtypes, a float as an index, a
+# kernels check shapes, though not all of them. They do not check everything else: `torch.mm` of two dtypes, a float as an index, a
 # softmax of integers, a copy onto overlapping memory all pass. Some of these rules are written down here.
 #
-# The rest only the kernel knows, so it is asked: once for each operator, dtypes and flags, and whenever something is
-# written that shares memory with another argument, it runs on zeros that lie as the tensors would. That costs
-# microseconds; beyond `TRIED_BYTES`, where it would not, the call itself will find out. Of numbers only the type counts, and into
-# which dtypes they fit: 1e300 overflows where 1.0 does not.
+# The rest only the kernel knows, so it is asked: once for each operator, dtypes and flags, for some operators each shape (`SHAPED`),
+# and whenever something is written that shares memory with another argument, it runs on zeros that lie as the tensors would. That
+# costs microseconds; beyond `TRIED_BYTES`, where it would not, the call itself will find out. Of numbers only the type counts, and
+# into which dtypes they fit: 1e300 overflows where 1.0 does not.
 
 # %%
 import math
@@ -43,8 +43,7 @@ SCATTERED = {                           # the part of their first operand that i
 }
 
 # %% [markdown]
-# `REFUSALS` is the table of what is written down: for an operator a function of its arguments that raises what the kernel would. Most rows
-# are about sources that meta kernels broadcast and kernels do not.
+# `REFUSALS` is the table of what is written down: for an operator a function of its arguments that raises what the kernel would.
 
 # %%
 REFUSALS = Table()
@@ -62,16 +61,14 @@ def check_dtypes(func, *args, **kwargs) -> None:
         raise RuntimeError(f"expected operands of one dtype, got {', '.join(dtypes)}")
 
 
-@REFUSALS.of(*overloads(aten.soft_margin_loss))
-def check_target(func, x, target, *args, **kwargs) -> None:
-    if x.shape != target.shape:
-        raise RuntimeError(f"expected a target of size {list(x.shape)}, got {list(target.shape)}")
-
-
-@REFUSALS.of(*overloads(aten.index_add, aten.index_add_))
-def check_added(func, x, dim, index, source, **kwargs) -> None:
-    if x.dim() == source.dim() > 0 and any(d != dim % x.dim() and x.shape[d] != source.shape[d] for d in range(x.dim())):
-        raise RuntimeError(f"expected a source that fits {list(x.shape)} but for dimension {dim % x.dim()}, got {list(source.shape)}")
+@REFUSALS.of(aten.convolution.default)
+def check_convolved(func, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups) -> None:
+    """The channels, also of other sizes than today's; and for a transposed convolution on a CPU how much its output is padded."""
+    expected = weight.shape[0] if transposed else weight.shape[1] * groups
+    if x.dim() == weight.dim() and x.shape[1] != expected:
+        raise RuntimeError(f"expected an input of {expected} channels for a weight of size {list(weight.shape)}, got {list(x.shape)}")
+    if transposed and x.device.type == "cpu" and any(map(lambda p, s, d: p >= max(s, d), output_padding, stride, dilation)):
+        raise RuntimeError(f"output padding {output_padding} must be smaller than stride {stride} or dilation {dilation}")
 
 
 @REFUSALS.of(aten.full.default, aten.scalar_tensor.default)
@@ -143,13 +140,25 @@ def check_indices(func, tensor, indices, *args, **kwargs) -> None:
 # result is random, for those that would trust numbers that are zeros here, and for derivatives, which no user
 # calls. Then it looks whether a call of this kind has been accepted before. Two tensors that share memory are
 # a case of their own: whether a kernel minds depends on how they overlap, so it is asked each time.
+#
+# The operators in `SHAPED` have meta kernels that let sizes pass which the kernel refuses: a `put` of three numbers at two
+# positions, the largest element of nothing. Kernels of all devices look at sizes alike, so the CPU's is asked for tensors of a GPU, too,
+# and its word counts unless it is about a dtype that another device may support. A position of 0 is valid wherever one is, so zeros
+# do for the indices.
+#
 # `_kernel_refuses` builds the tensors: a block of zeros for each storage, and on each a tensor with the
 # sizes, strides and offset of the fake.
 
 # %%
-# Words of refusals that are not about the numbers in the tensors, which are zeros here
-WORDS = re.compile("not implemented for|unsupported operation|for input.numel|support|dtype|scalar type|boolean|[Bb]ool"
-                      "|same (data ?)?type|can't be cast|inputs to be|should be the same|long tensor|without overflow|destination dtypes")
+# Words of refusals that are about dtypes and memory, not about the numbers in the tensors, which are zeros here
+KINDS = re.compile("not implemented for|unsupported operation|for input.numel|support|dtype|scalar type|boolean|[Bb]ool"
+                   "|same (data ?)?type|can't be cast|inputs to be|should be the same|long tensor|without overflow|destination dtypes")
+SHAPED = set(overloads(
+    aten.put, aten.put_, aten.index_add, aten.index_add_, aten.index_reduce, aten.index_reduce_, aten.index_copy, aten.index_copy_,
+    aten.index_fill, aten.index_fill_, aten.index, aten.index_select, aten.embedding, aten.gather,
+    aten.scatter, aten.scatter_, aten.scatter_add, aten.scatter_add_, aten.scatter_reduce, aten.scatter_reduce_, aten.masked_scatter,
+    aten.masked_scatter_, aten.index_put, aten.index_put_, aten._index_put_impl_, aten.searchsorted, aten.bucketize,
+    aten.nll_loss_forward, aten.nll_loss2d_forward, aten.soft_margin_loss, aten.max, aten.min, aten.median, aten.nanmedian, aten.mode))
 TRIED_BYTES = 1 << 20
 _ACCEPTED: set = set()                  # calls, up to shapes and numbers, that a kernel has not refused
 LIMITS = [(info.min, info.max) for info in (*map(torch.iinfo, (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)),
@@ -158,7 +167,8 @@ LIMITS = [(info.min, info.max) for info in (*map(torch.iinfo, (torch.int8, torch
 
 def check_with_kernel(func, kwargs, flat, spec) -> None:
     fakes = [x for x in flat if isinstance(x, FakeTensor)]
-    if not fakes or func.namespace != "aten" or any(t.device.type != "cpu" for t in fakes) \
+    shaped, on_cpu = func in SHAPED, all(t.device.type == "cpu" for t in fakes)
+    if not fakes or func.namespace != "aten" or not (on_cpu or shaped) \
             or torch.Tag.nondeterministic_seeded in func.tags or _trusts_positions(func) or _is_derivative(func):
         return
     forms = [form_of(t) for t in fakes]
@@ -166,14 +176,16 @@ def check_with_kernel(func, kwargs, flat, spec) -> None:
         len({storage_key(t) for t in fakes}) < len(set(map(id, fakes))) or any(
             stride == 0 and size > 1 for sizes, strides, _ in forms for size, stride in zip(sizes, strides)))
     empty = [0 in sizes for sizes, _, _ in forms]
-    key = func, tuple(kwargs), tuple([_kind_of(x) for x in flat]), tuple(empty)
+    kinds = [x if shaped and type(x) is int else _kind_of(x) for x in flat]
+    key = (func, tuple(kwargs), tuple(kinds), on_cpu, torch.are_deterministic_algorithms_enabled(),
+           tuple([sizes for sizes, _, _ in forms] if shaped else empty))
     if not shared and key in _ACCEPTED:
         return
     if sum(length_of(form) * t.dtype.itemsize for t, form in zip(fakes, forms)) > TRIED_BYTES:
         return
     error = _kernel_refuses(func, flat, spec)
-    if error is not None:               # asked again the next time: it may be about the numbers or the shapes of this call
-        raise type(error)(*error.args)
+    if error is not None and (on_cpu if KINDS.search(str(error)) else shaped):
+        raise type(error)(*error.args)  # asked again the next time: it may be about the numbers or the shapes of this call
     if not shared:
         _ACCEPTED.add(key)
 
@@ -200,7 +212,7 @@ def _kind_of(x):
 
 
 def _kernel_refuses(func, flat, spec):
-    """The exception with which a kernel refuses tensors like these, or None."""
+    """The exception with which a kernel refuses tensors like these (perhaps for the zeros in them), or None."""
     blank: dict = {}                    # storage -> zeros
 
     def real(x):
@@ -218,6 +230,6 @@ def _kernel_refuses(func, flat, spec):
             memory.fill_(0)
         try:
             func(*args, **kwargs)
-        except Exception as error:      # or it is about the zeros
-            return error if WORDS.search(str(error)) else None
+        except Exception as error:
+            return error
     return None

@@ -165,7 +165,8 @@ REFUSED = {
     "beyond the memory": "X.as_strided((3, 3), (2, 1))", "two dtypes in index_put": "X.index_put((I[0],), H[0])",
     "float as result of integers": "I.clone().add_(0.5)", "division of integers in place": "I.clone().div_(2)",
     "integers to bool": "B.clone().add_(I[0])", "dim": "X.sum(2)", "select": "X[2]", "product": "X @ torch.ones(3, 2)",
-    "view": "X.t().view(-1)", "bits of a bool": "~X", "shift of floats": "X << 1"}
+    "view": "X.t().view(-1)", "bits of a bool": "~X", "shift of floats": "X << 1",
+    "padding of an output": "torch.conv_transpose1d(X[None], X[None], None, 1, 0, 1)"}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -176,6 +177,47 @@ def test_fakes_refuse_what_eager_refuses(name):
     fakes = {name: mode.from_real(x) for name, x in OPERANDS.items()}
     with mode, pytest.raises(type(expected.value)):
         evaluate_text(REFUSED[name], fakes)
+
+
+SIZES = (), (1,), (3,), (0,), (2, 3), (1, 3), (0, 3)
+OF_SIZES = {
+    "put": lambda x, i, y: x.put(i, y), "index_add": lambda x, i, y: x.index_add(0, i, y),
+    "index_copy": lambda x, i, y: x.index_copy(-1, i, y), "index_reduce": lambda x, i, y: x.index_reduce(0, i, y, "mean"),
+    "index_select": lambda x, i, y: x.index_select(-1, i), "index_fill": lambda x, i, y: x.index_fill(0, i, y),
+    "index_put": lambda x, i, y: x.index_put((i,), y), "index": lambda x, i, y: torch.ops.aten.index.Tensor(x, [i]),
+    "scatter": lambda x, i, y: x.scatter(0, i, y), "scatter_add": lambda x, i, y: x.scatter_add(-1, i, y),
+    "take": lambda x, i, y: x.take(i), "scatter_reduce": lambda x, i, y: x.scatter_reduce(0, i, y, "sum"),
+    "gather": lambda x, i, y: x.gather(-1, i), "masked_scatter": lambda x, i, y: x.masked_scatter(i > 0, y),
+    "masked_fill": lambda x, i, y: x.masked_fill(i > 0, y), "embedding": lambda x, i, y: F.embedding(i, x),
+    "nll_loss": lambda x, i, y: F.nll_loss(x.reshape(1, -1), i, y), "soft_margin_loss": lambda x, i, y: F.soft_margin_loss(x, y),
+    "searchsorted": lambda x, i, y: torch.searchsorted(x, y), "bucketize": lambda x, i, y: torch.bucketize(x, y),
+    "max": lambda x, i, y: x.max(), "max of rows": lambda x, i, y: x.max(-1), "median": lambda x, i, y: x.median(0),
+    "mode": lambda x, i, y: x.mode(-1), "kthvalue": lambda x, i, y: x.kthvalue(1), "argmax": lambda x, i, y: x.argmax(0),
+    "prelu": lambda x, i, y: F.prelu(x, y), "lerp": lambda x, i, y: x.lerp(y, y), "cross": lambda x, i, y: torch.linalg.cross(x, y),
+    "addmv": lambda x, i, y: torch.addmv(x, y, y), "trapezoid": lambda x, i, y: torch.trapezoid(x, y),
+    "renorm": lambda x, i, y: x.renorm(2, 0, 1.0)}
+
+
+@pytest.mark.parametrize("name", OF_SIZES)
+def test_fakes_refuse_the_sizes_that_eager_refuses(name):
+    """Also where the meta kernel takes them; and nothing else is refused, whichever sizes came before."""
+    mode = FakeMode()
+
+    def outcome(tensors):
+        try:
+            OF_SIZES[name](*tensors)
+            return "returned"
+        except Exception:
+            return "raised"
+
+    differ = []
+    for sizes in itertools.product(SIZES, repeat=3):
+        tensors = [torch.ones(sizes[0]), torch.zeros(sizes[1], dtype=torch.int64), torch.ones(sizes[2])]
+        with mode:
+            fakes = outcome([mode.from_real(t) for t in tensors])
+        if (wanted := outcome(tensors)) != fakes:
+            differ.append((sizes, wanted, fakes))
+    assert not differ
 
 
 def test_a_refusal_is_not_remembered_for_other_arguments():
