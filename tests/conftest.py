@@ -37,9 +37,20 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    """What has been imported and collected stays: the collections of garbage that tests ask for need not look through it each time."""
+    keep_what_is_there()
+
+
+def keep_what_is_there():
+    """What has been imported and collected stays: collections of garbage, which tests ask for, need not look through it each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_objects():
+    """What the tests of a module have imported stays, too. A full collection would take 0.2 seconds for it."""
+    yield
+    keep_what_is_there()
 
 
 @pytest.fixture(autouse=True)

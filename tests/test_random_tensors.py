@@ -1,6 +1,8 @@
 """Random tensor programs, a few of them on every rung, and those that once differed: `tests/programs/tensors.py`."""
+import functools
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -211,23 +213,34 @@ def undone_by(view, rule):
 
 
 aten = torch.ops.aten
-BUGS = {
-    "write through unfold": (lost(aten.unfold.default), "aot_eager"), "read of unfold": (stale(aten.unfold.default), "aot_eager"),
-    "write through diagonal": (lost(aten.diagonal.default), "aot_eager"), "read of diagonal": (stale(aten.diagonal.default), "aot_eager"),
-    "write through as_strided": (lost(aten.as_strided.default), "aot_eager"), "read of a part": (stale(aten.split.Tensor), "aot_eager"),
-    "write through complex numbers": (lost(aten.view_as_complex.default), "aot_eager"),
-    "write through a conjugate": (undone_by(aten._conj.default, lambda b, step, parent, new: new), "aot_eager"),
+BUGS = {                                                    # name: the bug, the rung, what a program that meets it holds
+    "write through unfold": (lost(aten.unfold.default), "aot_eager", "unfold"),
+    "read of unfold": (stale(aten.unfold.default), "aot_eager", "unfold"),
+    "write through diagonal": (lost(aten.diagonal.default), "aot_eager", "diagonal"),
+    "read of diagonal": (stale(aten.diagonal.default), "aot_eager", "diagonal"),
+    "write through as_strided": (lost(aten.as_strided.default), "aot_eager", "as_strided"),
+    "read of a part": (stale(aten.split.Tensor), "aot_eager", "split|chunk"),
+    "write through complex numbers": (lost(aten.view_as_complex.default), "aot_eager", "complex"),
+    "write through a conjugate": (undone_by(aten._conj.default, lambda b, step, parent, new: new), "aot_eager", "conj"),
     "write through a part": (undone_by(aten.split.Tensor, lambda b, step, parent, new: aliases.undo_split(
-        b, aliases.Step(step.target, step.args, step.kwargs, 0), parent, new)), "aot_eager"),
-    "write through permute": (lost(aten.permute.default), "aot_eager"), "write through expand": (lost(aten.expand.default), "aot_eager"),
-    "fusion across a write": (lambda patch: patch.setattr(legality, "hazard", lambda *args: None), "cpp"),
-    "truncating remainder": (lambda patch: patch.setattr(symbolic, "_lift", lambda numerator, divisor: 0), "cpp")}
+        b, aliases.Step(step.target, step.args, step.kwargs, 0), parent, new)), "aot_eager", "split|chunk"),
+    "write through permute": (lost(aten.permute.default), "aot_eager", ""),
+    "write through expand": (lost(aten.expand.default), "aot_eager", "expand"),
+    "fusion across a write": (lambda patch: patch.setattr(legality, "hazard", lambda *args: None), "cpp", ""),
+    "truncating remainder": (lambda patch: patch.setattr(symbolic, "_lift", lambda numerator, divisor: 0), "cpp", "")}
 
 
-@pytest.mark.parametrize("plant,rung", BUGS.values(), ids=BUGS)
-def test_a_hundred_programs_find_a_planted_bug(plant, rung, monkeypatch):
+@functools.cache
+def a_hundred_programs() -> list[str]:
+    return [tensors.program(seed) for seed in range(5000, 5100)]
+
+
+@pytest.mark.parametrize("plant,rung,holds", BUGS.values(), ids=BUGS)
+def test_a_hundred_programs_find_a_planted_bug(plant, rung, holds, monkeypatch):
+    """One of them does; those that are likely to come first."""
     plant(monkeypatch)
-    assert any(compare.check(tensors.program(seed), rung) for seed in range(5000, 5100))
+    likely_first = sorted(a_hundred_programs(), key=lambda text: re.search(holds, text) is None)
+    assert any(compare.check(text, rung) for text in likely_first)
 
 
 @pytest.mark.slow
