@@ -82,14 +82,17 @@ def _machine() -> str:
 @functools.cache
 def _openmp() -> tuple[str, ...]:
     """Linker arguments for the OpenMP runtime that torch has loaded. A second runtime would bring a second
-    pool of threads that fight over the cores and ignore `torch.set_num_threads`."""
+    pool of threads that fight over the cores and ignore `torch.set_num_threads`. With it, kernels need the
+    compiler's own small helpers and C: to read the library of C++ would take a third of the time of linking."""
     try:
         maps = Path("/proc/self/maps").read_text().splitlines()
         paths = {line.split(maxsplit=5)[5] for line in maps if "libgomp" in line}
     except OSError:
         paths = set()
     inside = [p for p in sorted(paths) if "torch" in p] or sorted(paths)
-    return (inside[0], "-Wl,--as-needed") if inside and "clang" not in compiler() else ()
+    if not inside or "clang" in compiler():
+        return ()
+    return inside[0], "-Wl,--as-needed", "-nodefaultlibs", "-lgcc", "-lc"
 
 
 @functools.cache
