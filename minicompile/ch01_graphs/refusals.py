@@ -231,5 +231,5 @@ def _kernel_refuses(func, flat, spec):
         try:
             func(*args, **kwargs)
         except Exception as error:
-            return error
+            return type(error)(*error.args)     # without its traceback, whose frames would hold the error: a cycle
     return None
