@@ -13,7 +13,7 @@
 
 # %%
 from dataclasses import dataclass, field
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Iterable, NamedTuple
 
 import torch
 from torch import fx
@@ -223,9 +223,11 @@ def make_vars(prefix: str, size, order=None) -> tuple[tuple[Symbol, ...], tuple[
     return tuple(variables), tuple(index)
 
 
-def emit_loop(g: Lowering, variables, reduction_vars, b: Builder, ops: frozenset[str]) -> None:
-    origins = sorted(ops | ({g.node.name} if g.node is not None else set()), key=lambda name: g.position.get(name, 0))
-    location = together([g.locations.get(name) for name in ([g.node.name] if g.node is not None else []) + origins])
+def emit_loop(g: Lowering, variables, reduction_vars, b: Builder, ops: frozenset[str], nodes: Iterable[fx.Node] | None = None) -> None:
+    """Emit the loop with the body that `b` has collected. nodes: what it is emitted for, if not only the node being lowered."""
+    names = [node.name for node in ([g.node] if nodes is None else nodes) if node is not None]
+    origins = sorted(ops.union(names), key=lambda name: g.position.get(name, 0))
+    location = together([g.locations.get(name) for name in names + origins])
     turn = max([g.turns.get(name, 0) for name in ops or origins], default=0)
     g.program.nodes.append(Loop(f"loop{len(g.program.nodes)}", variables, reduction_vars, tuple(b.stores), location, tuple(origins), turn))
 
@@ -245,12 +247,12 @@ class Element(NamedTuple):
     value: Value
 
 
-def evaluate(x: Lazy, layout: Layout) -> Element:
-    """`x` at the variables of a loop that stores it into a window of this layout."""
+def evaluate(x: Lazy, layout: Layout, b: Builder | None = None) -> Element:
+    """`x` at the variables of a loop that stores it into a window of this layout. b: the body of such a loop, if there is one."""
     if x.dtype not in SUPPORTED:
         raise Unsupported(f"loops over {x.dtype}")
     variables, index = make_vars("i", x.size, present_order(x.size, layout.stride))
-    b = Builder()
+    b = b or Builder()
     return Element(variables, linear(index, layout.stride, layout.offset), b, b.read(x, index))
 
 

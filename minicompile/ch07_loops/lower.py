@@ -10,8 +10,10 @@
 # hardware, layouts and templates that we leave to later chapters.
 
 # %%
+from __future__ import annotations
+
 import operator
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Iterator
@@ -28,8 +30,8 @@ from ..ch05_autograd.cleanup import has_effect, may_refuse
 from ..errors import Unsupported
 from .builder import SUPPORTED
 from .ir import Buffer, Layout, Program, View, root_of
-from .lazy import (Element, Lazy, Lowering, Options, alias, as_view, copy_to_buffer, evaluate, footprint, from_buffer, realize, settle,
-                   sizes_of, spelled, store_into, strides_of, window)
+from .lazy import (Element, Lazy, Lowering, Options, alias, as_view, copy_to_buffer, emit_loop, evaluate, footprint, from_buffer,
+                   realize, settle, sizes_of, spelled, strides_of, window)
 from .table import LOOPS, LOWERINGS, REINDEXING, VIEWS
 from .updates import WINDOWS, apart, in_place_updates, reads_elsewhere, temporary, update_window
 from . import externs, indexing, pointwise, random, reductions, scatters, views  # noqa: F401  (they register)
@@ -280,6 +282,10 @@ def check_result(g: Lowering, node: fx.Node, out):
 # is made of the old moments, and stored before the new ones. If two read each other's destination, or a value reads its own
 # destination at *other* elements than it writes (`x.copy_(x.flip(0))`), it goes through a temporary. A value that
 # was updated in place (`updates`) is there already.
+#
+# The moments of an optimizer are stored by the loop of their parameter, which has read and computed them. So is any update of what
+# only one loop reads, at the elements that this loop writes, if it needs nothing else. Fusion would come to the same, pair by
+# pair, for each of hundreds of parameters.
 
 # %%
 def store_copies(g: Lowering, copies: list[fx.Node], output: fx.Node) -> None:
@@ -307,21 +313,45 @@ def store_copies(g: Lowering, copies: list[fx.Node], output: fx.Node) -> None:
     for update in updates.values():
         if not update.reads <= updates.keys():
             by_temporary(g, update)
+    readers: dict[str, set[Update]] = defaultdict(set)
+    loops: dict[Update, list[Update]] = {}                  # the updates of one loop, by the first
     for own, update in readers_first(g, updates):
         g.node = update.copy
+        update.first = shared_loop(g, own, update, {reader.first for reader in readers[own]})
+        layout, first = g.program.buffers[own].layout, update.first
+        update.element = evaluate(update.value, layout, first.element.b) if first is not update else \
+            update.element or evaluate(update.value, layout)
+        for name in update.reads:
+            readers[name].add(update)
         name = alias(g, g.latest.get(own, own))
-        store_into(g, update.value, name, g.program.buffers[own].layout, update.element)
+        first.element.b.store(name, update.element.at, update.element.value)
         g.values[update.copy] = from_buffer(g, name)
+        loops.setdefault(first, []).append(update)
+    for first, members in loops.items():
+        ops = frozenset().union(*(footprint(update.value)[0] for update in members))
+        emit_loop(g, first.element.variables, (), first.element.b, ops, [update.copy for update in members])
 
 
-@dataclass
+def shared_loop(g: Lowering, own: str, update: Update, firsts: set[Update]) -> Update:
+    """The update whose loop is to store this one: itself, if it gets a loop. firsts: of the loops that read what it overwrites."""
+    if len(firsts) == 1:
+        first, = firsts
+        one, other = (g.program.buffers[g.values[u.copy.args[0]].view.buffer] for u in (first, update))
+        if one.layout == other.layout and one.device == other.device and footprint(update.value)[1] <= footprint(first.value)[1] and \
+                not reads_elsewhere(g, first.element, own):
+            return first
+    return update
+
+
+@dataclass(eq=False)
 class Update:
-    """A copy of `value` into an input. reads: other inputs that are copied into, whose old contents it reads; element: the evaluated
-    value, if it reads its own."""
+    """A copy of `value` into an input. reads: other inputs that are copied into, whose old contents it reads; element: the value,
+    once it is evaluated; first: the first update that its loop makes."""
     copy: fx.Node
     value: Lazy
     reads: set[str]
     element: Element | None = None
+    first: Update | None = None
 
 
 def by_temporary(g: Lowering, update: Update) -> None:

@@ -275,8 +275,26 @@ def test_updates_that_read_each_other_are_stored_in_an_order_that_needs_no_tempo
         new = m * 0.9 + g
         return [(m, new), (p, p - new * 0.1)], []
     program, after, _ = mutating(adam, [p, m, g])
-    assert len(program.nodes) == 2
+    loop, = program.nodes                       # both are stored by the loop that reads both
+    assert [program.buffers[name].alias_of for name in loop.outputs] == ["arg0", "arg1"]
     torch.testing.assert_close(after, [p - (m * 0.9 + g) * 0.1, m * 0.9 + g, g])
+
+
+@pytest.mark.parametrize("body", [
+    lambda x, y, z, w: [(x, y.flip(1) * 2), (y, y + 1)],                                # at other elements
+    lambda x, y, z, w: [(x, x + y), (y, y + 1), (z, z + y)],                            # by two loops
+    lambda x, y, z, w: [(x, y.t() * 2), (y, y + 1)],
+    lambda x, y, z, w: [(x, y * 2), (y, y * w[0] + z)],                                 # needs more
+    lambda x, y, z, w: [(x, y.sum(1, keepdim=True) + x), (y, y + 1)],
+    lambda x, y, z, w: [(w, w + y[0]), (y, y + 1)]])                                    # over another space
+def test_updates_that_another_loop_cannot_store_have_one_of_their_own(body):
+    x, y, z, w = R(3, 3), R(3, 3), R(3, 3), R(3)
+    program, after, _ = mutating(lambda *args: (body(*args), []), [x, y, z, w])
+    assert all(len(loop.stores) == 1 for loop in loops(program))
+    expected = [x, y, z, w]
+    for target, value in body(x, y, z, w):
+        expected[next(i for i, t in enumerate((x, y, z, w)) if t is target)] = value
+    torch.testing.assert_close(after, expected)
 
 
 def test_updates_in_a_circle_take_one_temporary():
