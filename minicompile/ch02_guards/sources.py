@@ -56,9 +56,11 @@ def source(cls):
     compute = cls.__hash__
 
     def kept_hash(self):
-        if "hash" not in self.__dict__:
+        try:
+            return self.hash
+        except AttributeError:
             self.__dict__["hash"] = compute(self)
-        return self.__dict__["hash"]
+            return self.hash
     cls.__hash__ = kept_hash
     return cls
 

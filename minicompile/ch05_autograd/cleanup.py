@@ -62,6 +62,8 @@ def may_refuse(node: fx.Node) -> bool:
     if "asked" not in node.meta or "backward" in node.meta or not isinstance(node.target, torch._ops.OpOverload):
         return False
     name = node.target._schema.name.removeprefix("aten::")
+    if name not in REFUSING and name not in REFUSING_INTEGERS:
+        return False
     operands = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
     if any(t.device.type != "cpu" for t in operands):
         return False
@@ -69,7 +71,7 @@ def may_refuse(node: fx.Node) -> bool:
         divisor = node.args[1] if len(node.args) > 1 else None
         refused = isinstance(divisor, fx.Node) or isinstance(divisor, (int, float)) and divisor <= 0
         return refused and not any(t.is_floating_point() or t.is_complex() for t in operands)
-    return name in REFUSING
+    return True
 
 
 def has_effect(node: fx.Node) -> bool:
@@ -94,8 +96,10 @@ UNIQUE = {aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.
 
 
 def _key(argument):
+    if type(argument) is fx.Node:
+        return argument
     if isinstance(argument, (list, tuple)):
-        return tuple(_key(a) for a in argument)
+        return tuple([_key(a) for a in argument])
     if isinstance(argument, dict):
         return tuple((k, _key(v)) for k, v in sorted(argument.items()))
     if isinstance(argument, slice):

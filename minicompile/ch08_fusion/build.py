@@ -41,12 +41,13 @@ def stays(mapping: dict[Symbol, Int]) -> bool:
 def kernel_name(members, number: int) -> str:
     """`fused_add_gelu_3`: the operators that went in, shortened."""
     words: list[str] = []
-    for node in members:
-        for origin in node.origins:
-            word = re.sub(r"(_default|_tensor|_scalar)?(_\d+)*$", "", origin.lower()).strip("_")
-            if word and word not in words:
-                words.append(word)
-    return "_".join(["fused", *words[:5], str(number)])
+    for origin in (origin for node in members for origin in node.origins):
+        word = re.sub(r"(_default|_tensor|_scalar)?(_\d+)*$", "", origin.lower()).strip("_")
+        if word and word not in words:
+            words.append(word)
+            if len(words) == 5:
+                break
+    return "_".join(["fused", *words, str(number)])
 
 
 # %% [markdown]

@@ -200,7 +200,9 @@ HELPERS = [f for f in list(globals().values()) if inspect.isfunction(f) and f is
 def prelude_for(code: str) -> str:
     """The source of the helpers that `code` mentions, and of those that these mention, each decorated with `@triton.jit`."""
     texts: list[str] = []
+    words = set(re.findall(r"\w+", code))
     for f in reversed(HELPERS):
-        if re.search(rf"\b{f.__name__}\b", "".join([code, *texts])):
+        if f.__name__ in words:
             texts.append(f"@triton.jit\n{inspect.getsource(f).replace('Q(t)', erf_polynomial('tl.fma({}, t, {})'))}\n\n")
+            words.update(re.findall(r"\w+", texts[-1]))
     return "".join(reversed(texts))
