@@ -305,22 +305,19 @@ def store_copies(g: Lowering, copies: list[fx.Node], output: fx.Node) -> None:
         if value.view is not None and value.view.layout == layout and root_of(g.program.buffers, value.view.buffer) == own:
             continue                                        # it is there: updated in place, or copied onto itself
         reads = {root_of(g.program.buffers, name) for name in footprint(value)[1]}
-        updates[own] = update = Update(copy, value, reads & targets - {own})
-        if own in reads:
-            update.element = evaluate(value, layout)
-            if reads_elsewhere(g, update.element, own):
-                by_temporary(g, update)
+        updates[own] = Update(copy, value, reads & targets - {own})
     for update in updates.values():
         if not update.reads <= updates.keys():
             by_temporary(g, update)
     readers: dict[str, set[Update]] = defaultdict(set)
     loops: dict[Update, list[Update]] = {}                  # the updates of one loop, by the first
     for own, update in readers_first(g, updates):
-        g.node = update.copy
-        update.first = shared_loop(g, own, update, {reader.first for reader in readers[own]})
-        layout, first = g.program.buffers[own].layout, update.first
-        update.element = evaluate(update.value, layout, first.element.b) if first is not update else \
-            update.element or evaluate(update.value, layout)
+        g.node, layout = update.copy, g.program.buffers[own].layout
+        update.first = first = shared_loop(g, own, update, {reader.first for reader in readers[own]})
+        update.element = evaluate(update.value, layout, first.element and first.element.b)
+        if reads_elsewhere(g, update.element, own):
+            by_temporary(g, update)
+            update.first, update.element = (first := update), evaluate(update.value, layout)
         for name in update.reads:
             readers[name].add(update)
         name = alias(g, g.latest.get(own, own))
@@ -345,8 +342,8 @@ def shared_loop(g: Lowering, own: str, update: Update, firsts: set[Update]) -> U
 
 @dataclass(eq=False)
 class Update:
-    """A copy of `value` into an input. reads: other inputs that are copied into, whose old contents it reads; element: the value,
-    once it is evaluated; first: the first update that its loop makes."""
+    """A copy of `value` into an input. reads: other inputs that are copied into, whose old contents it reads; element: what it stores;
+    first: the first update that its loop makes."""
     copy: fx.Node
     value: Lazy
     reads: set[str]
@@ -356,7 +353,7 @@ class Update:
 
 def by_temporary(g: Lowering, update: Update) -> None:
     g.node = update.copy
-    update.value, update.reads, update.element = temporary(g, update.value), set(), None
+    update.value, update.reads = temporary(g, update.value), set()
 
 
 def readers_first(g: Lowering, updates: dict[str, Update]) -> Iterator[tuple[str, Update]]:
