@@ -938,7 +938,7 @@ Table(
 # Which kernels may be one list? They must not need each other, and no third one may stand between two of them, as in
 # the cycle test above. Testing pairs would be a question for each two of hundreds. Kernels that are equal but for their
 # sizes form a *class*. Each step gets a *level*: how many members of the class are on the longest way that leads to it.
-# The standard library's `TopologicalSorter` gives the steps in an order in which each comes behind all that it needs:
+# The steps are in an order in which each comes behind all that it needs:
 #
 # %show minicompile.ch08_fusion.lists.levels
 #

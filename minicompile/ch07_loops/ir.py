@@ -371,5 +371,8 @@ class Program:
 
     @cached_property
     def roots(self) -> dict[str, str]:
-        """`root_of` each buffer, once all of them are there."""
-        return {name: root_of(self.buffers, name) for name in self.buffers}
+        """`root_of` each buffer, once all of them are there; an alias comes after its buffer."""
+        roots: dict[str, str] = {}
+        for name, buffer in self.buffers.items():
+            roots[name] = name if buffer.alias_of is None else roots[buffer.alias_of]
+        return roots

@@ -24,8 +24,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from graphlib import TopologicalSorter
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, Iterable
 
 from ..ch01_graphs.symbolic import Expr, Int, Symbol, add, bounds, coefficient, mul, substitute, symbols
@@ -180,15 +180,21 @@ def make_list(groups: list[list[Shape]], buffers: dict[str, Buffer], number: int
 # them. Both follow from one count. Let the *level* of a step be the largest number of members of a class on a way that leads to it.
 # A member that needs another one has a larger level. So members of equal level are independent; and each step's level
 # is at least that of what it needs, so lists of one level after the other are an order. Classes are treated in turn, each on what the
-# last one left.
+# last one left, in the order of levels: `before` has its steps in an order in which they could run, from the first class to the last.
 
 # %%
 def levels(before: dict[int, set[int]], members: set[int]) -> dict[int, int]:
-    """For each member, how many members are on the longest way that ends with it. before: what each step needs."""
+    """For each step, how many members are on the longest way that ends with it. before: what each step needs, in an order of steps."""
     level: dict[int, int] = {}
-    for i in TopologicalSorter(before).static_order():
-        level[i] = max((level[j] for j in before[i]), default=0) + (i in members)
-    return {i: level[i] for i in members}
+    for i, needed in before.items():
+        level[i] = max([level[j] for j in needed], default=0) + (i in members)
+    return level
+
+
+def reorder(before: dict[int, set[int]], level: dict[int, int], members: set[int]) -> None:
+    """Put the steps in order of their levels: members of one level side by side, before all else that has this level."""
+    for i in sorted(before, key=lambda i: (level[i], i not in members)):
+        before[i] = before.pop(i)
 
 
 def contract(before: dict[int, set[int]], group: list[int]) -> None:
@@ -209,8 +215,10 @@ def grouped(before: dict[int, set[int]], classes: Iterable[list[int]], fewest: i
     for members in classes:
         by_level: dict[int, list[int]] = {}
         if len(members) >= fewest:
-            for i, level in sorted(levels(before, set(members)).items()):
-                by_level.setdefault(level, []).append(i)
+            level = levels(before, set(members))
+            reorder(before, level, set(members))
+            for i in sorted(members):
+                by_level.setdefault(level[i], []).append(i)
         for group in by_level.values():
             if len(group) >= fewest and len(group := room.taken(group)) >= fewest:
                 contract(before, group)
@@ -274,16 +282,16 @@ class Room:
 # the first; and who reads a part comes after all that its writer came after.
 
 # %%
-def without_order_of_parts(before: dict[int, set[int]], steps: dict[int, Kernel | Extern], buffers: dict[str, Buffer]) -> None:
+def without_order_of_parts(before: dict[int, set[int]], steps: dict[int, Kernel | Extern], roots: dict[str, str]) -> None:
     """Take from `before` what only orders the writes of kernels to different parts of one buffer."""
     kernels = {i: step for i, step in steps.items() if isinstance(step, Kernel)}
-    reads = {i: {root_of(buffers, n) for n in k.inputs} for i, k in kernels.items()}
+    reads = {i: {roots[n] for n in k.inputs} for i, k in kernels.items()}
     written: dict[int, dict[str, list]] = {i: {} for i in kernels}
     starts = {i: set(k.outputs) for i, k in kernels.items()}            # of these, names that are roots count
     for i, k in kernels.items():
         for store in (s for loop in k.loops for s in loop.stores if s.buffer in starts[i]):
             low, high = (None, None) if store.anywhere else bounds(store.index)
-            written[i].setdefault(root_of(buffers, store.buffer), []).append((low, high))
+            written[i].setdefault(roots[store.buffer], []).append((low, high))
 
     def apart(i: int, j: int) -> bool:
         both = written[i].keys() & written[j].keys()
@@ -320,9 +328,11 @@ def make_lists(program: Program, steps: dict[int, Kernel | Extern], order: list[
                 shapes[i] = found[1]
     if all(len(members) < FEWEST for members in classes.values()):
         return None
-    reads, writes = ({i: names for i, step in steps.items() for names in [of(step)]} for of in (lambda s: s.inputs, written_by))
-    before = dependency_edges(steps, reads, writes, program.buffers)
-    without_order_of_parts(before, steps, program.buffers)
+    names = {id(step): i for i, step in steps.items()}
+    in_order = {names[id(step)]: step for step in order}
+    reads, writes = ({i: of(step) for i, step in steps.items()} for of in (attrgetter("inputs"), written_by))
+    before = dependency_edges(in_order, reads, writes, program.buffers)
+    without_order_of_parts(before, steps, program.roots)
     room = Room(program, steps, order)
     lists = {group[0]: [group] for group in grouped(before, classes.values(), FEWEST, room)}
     for together in grouped(before, [[i for i in lists if mixed and steps[i].device.type == "cpu"]], 2, room):

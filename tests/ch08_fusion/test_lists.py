@@ -7,7 +7,7 @@ import torch
 import minicompile
 from minicompile import logs
 from minicompile.ch08_fusion.kernel import KernelList
-from minicompile.ch08_fusion.lists import contract, levels
+from minicompile.ch08_fusion.lists import contract, levels, reorder
 from minicompile.driver import counters
 from tests.ch08_fusion.test_fuse import check, kernels
 
@@ -81,6 +81,7 @@ def test_levels_are_an_order():
         for members in (range(0, 30, 2), range(1, 30, 3)):
             members = {i for i in members if i in before}
             found = levels(before, members)
+            reorder(before, found, members)
             groups = {}
             for i in sorted(members):
                 groups.setdefault(found[i], []).append(i)
