@@ -1202,10 +1202,10 @@ Table(["", "loops and library calls", "launches", "pieces of code for g++"], [(n
 
 # %% [markdown]
 # The right columns are what lists do for the compiler: the updates of all parameters add one launch and one piece of code, and
-# so do their norms. The left column they do not change. In front of a list stand seven loops for each parameter, and each of
+# so do their norms. The left column they do not change. In front of a list stand five loops for each parameter, and each of
 # them has been an instruction of a Python loop that was interpreted, a node that was recorded, a node without writes, some primitives,
-# and a member of a group. In a GPT with 148 parameters the model becomes 515 loops and calls, and the step 1,559. The compiler
-# works one second for the one and two and a half for the other, and g++ one second for each.
+# and a member of a group. In a GPT with 148 parameters the model becomes 492 loops and calls, and the step 1,232. The compiler
+# works one second for the one and two for the other, and g++ one second for each.
 #
 # Must a compiler do 148 times what it could do once? Where it asks the same *small* question again, it does not. A
 # question is small if all that its answer depends on can be compared:
@@ -1234,9 +1234,11 @@ Table(["", "loops and library calls", "launches", "pieces of code for g++"], [(n
 # ([`each`](ref:minicompile.ch06_decompositions.rules.foreach_optimizers.each)), `fused` took longest. What is long
 # comes behind, where each parameter has its loops. There it helps to have fewer of them, and to give each less to do.
 # The new parameter is made of the old moments. So it is stored before these are overwritten, and no loop has to keep
-# a copy of them ([`readers_first`](ref:minicompile.ch07_loops.lower.readers_first)). Which memory a buffer is, the
-# planner looks up in one table and not in each of its walks. And a function that the interpreted loop reads 148 times
-# by the same name is looked up and guarded once ([`read_once`](ref:minicompile.ch03_capture.tracer.read_once)).
+# a copy of them ([`readers_first`](ref:minicompile.ch07_loops.lower.readers_first)). And the loop that stores it has
+# computed the new moments on its way, so it stores them as well
+# ([`shared_loop`](ref:minicompile.ch07_loops.lower.shared_loop)). Which memory a buffer is, the planner looks up in
+# one table and not in each of its walks. And a function that the interpreted loop reads 148 times by the same name is
+# looked up and guarded once ([`read_once`](ref:minicompile.ch03_capture.tracer.read_once)).
 #
 # ## What stays outside
 #
