@@ -406,9 +406,9 @@ print(seen.captured[0].body)
 #
 # %show minicompile.ch03_capture.tensors.emit "if not changed and not holds_tensor" to "return tx.tensor_of_fake"
 #
-# All others are written down, and what is pushed on the stack is a value with the new node and the new fake. (`counted` is
+# All others are written down, and what is pushed on the stack is a value with the new node and the new fake. (`updated` is
 # empty for nearly all operations. It is for tensors that count, such as the number of steps of an optimizer: when a
-# whole number is added to a tensor without dimensions, the trace keeps beside the tensor what has been added.)
+# number is added to a tensor without dimensions, the trace keeps beside the tensor what has been added.)
 #
 # %show minicompile.ch03_capture.tensors.emit "node = tx.graph.create_node" to "return wrap_result(tx, node, result)"
 #

@@ -886,9 +886,10 @@ print("\n".join(line.strip() for line in program_text.splitlines() if "bits_of_f
 # arguments. A kernel takes addresses and integers of 64 bits, so `bits_of_float` makes of each number the integer
 # with the same bits. The next step has other numbers, and nothing is compiled.
 #
-# The program adds one to the counter *before* it asks. The trace has seen this: as long as only whole numbers were
-# added to a tensor that came in, it is the number that came in, plus their sum. That is the `+ 1.0` above. It holds
-# exactly only while float32 can hold the sum, so the numbers have to stay below 2^24, and this is a guard.
+# The program adds one to the counter *before* it asks. The trace has seen this: as long as numbers were only added to a
+# tensor that came in, or multiplied by it, the host can do the same to the number that came in. That is the `+ 1.0` above.
+# The counter is a float32 tensor, and from 2^24 on its sum is rounded (2^24 + 1 is 2^24), so `__float32` rounds the number as well.
+# NAdam keeps a product of decaying factors in such a tensor. There each step is rounded, and the number is the tensor's to the last bit.
 #
 # ### A hundred counters, one number
 #
@@ -907,14 +908,14 @@ print("\n".join(line.strip() for line in program_text.splitlines() if "bits_of_f
 # %%
 for g in seen_step.captured[-1].guards:
     if g.kind == "COUNTERS":
-        limit, *others = g.expected
-        print(f"{1 + len(others)} tensors: one number, whole and below {limit}, in {1 + len(others)} places of memory")
+        count = 1 + len(g.expected)
+        print(f"{count} tensors: one number, in {count} places of memory")
 
 # %% [markdown]
 # It is one guard, and one call asks all twenty ([`counters_agree`](ref:minicompile.ch02_guards.memory.counters_agree)).
-# It asks two things. First, whether their numbers are equal, whole, and below 2^24. When does that fail? Suppose
-# that the program adds a parameter to the optimizer later, or loads a checkpoint in which some counters are behind.
-# Then there are two different numbers, the guard fails, and the step is compiled once more, with two symbols.
+# It asks two things. First, whether their numbers are equal. When does that fail? Suppose that the program adds a parameter to
+# the optimizer later, or loads a checkpoint in which some counters are behind. Then there are two different numbers, the
+# guard fails, and the step is compiled once more, with two symbols.
 #
 # Second, whether the addresses differ: twenty counters, twenty places in memory. Sharing a symbol is sharing a
 # *number*, but each counter is also a tensor to which the step adds one. If two parameters shared one counter *tensor*,

@@ -239,15 +239,12 @@ An optimizer has a counter for each parameter, a tensor with one element on the 
 number when the compiled function is called: it becomes a symbol, an input of the graph. `wrap_dynamic_number(tx, number, source)` makes
 one for the number that is at `source`; the number in a tensor is read by calling its `item`, so its source is `CallSource(source,
 "item")`. Counters that hold the same number share one symbol, and a guard will ask whether they still agree. The guard is written at the
-end from `tx.symbols.counters`, a dictionary from (number, limit) to a pair: the symbol, and the list of the sources of all counters that
-it stands for (the sources of the tensors, as they come in). `limit` is None or a bound under which float32 counts exactly. Write the
-function: it returns the symbol, or None if there is a bound and the number is not whole or not smaller than it.""",
+end from `tx.symbols.counters`, a dictionary from a number to a pair: the symbol, and the list of the sources of all counters that
+it stands for (the sources of the tensors, as they come in). Write the function: it returns the symbol.""",
      hints=[
     "What has to be there the first time that a number is seen, and what has to happen every time?",
-    "Two counters with one number but different limits are guarded differently, so they do not share. A limit of None asks for nothing; "
-    "0.5 is a number, too.",
-    "Three steps. If there is a limit, refuse what it forbids: a number that is not whole, or not smaller in size. If this number with "
-    "this limit is new, make its symbol, with an empty list. In any case the list gets the source."])
+    "The symbol is read from one of its counters, the first. The guard has to know all of them.",
+    "Two steps. If this number is new, make its symbol, with an empty list. In any case the list gets the source."])
 
 
 def adam_step(optimizer, net, x):
@@ -278,8 +275,8 @@ CHANGES = {
     "all are different": lambda counters: [c.add_(3 * k) for k, c in enumerate(counters)],
     "two groups": lambda counters: counters[2].add_(5),
     "half a step": lambda counters: counters[0].add_(0.5),
-    "too large": lambda counters: counters[0].fill_(2.0**24),
-    "nearly too large": lambda counters: [c.fill_(2.0**24 - 9) for c in counters],
+    "beyond what float32 can count": lambda counters: counters[0].fill_(2.0**24),
+    "up to what float32 can count": lambda counters: [c.fill_(2.0**24 - 9) for c in counters],
 }
 
 
@@ -292,13 +289,13 @@ def counters_shared(function, what):
             continue
         inputs = [n.name for n in c.gm.graph.nodes if n.op == "placeholder"]
         report[f"call {call}: numbers that are inputs"] = [name for name in inputs if name.endswith("item")]
-        report[f"call {call}: guards"] = [(g.expected[0], len(g.expected[1])) for g in c.guards if g.kind == "SIZE"]
+        report[f"call {call}: guards"] = [(g.kind, len(g.expected)) for g in c.guards if g.kind in ("COUNTERS", "SIZE")]
     return {**report, "counters": [float(c) for c in counters], "a": net.a.detach(), "b": net.b.detach()}
 
 
 for _points, _name, _cases in ((3, "equal counters share", ["nothing is changed", "all of them"]),
                                (4, "different counters do not", ["one is ahead", "two groups", "all are different"]),
-                               (3, "whole numbers that float32 can count", ["half a step", "too large", "nearly too large"])):
+                               (3, "any number", ["half a step", "beyond what float32 can count", "up to what float32 can count"])):
     behaviour("equal-counters", points=_points, name=_name, cases=lambda rng, cases=_cases: cases, tolerance=1e-5,
               show=lambda what: f"three steps of Adam over three parameters; before the second: {what}")(counters_shared)
 

@@ -2,9 +2,9 @@
 # # Fused chains
 #
 # Five pieces of real models that are limited by memory traffic, on tensors larger than the last-level cache:
-# what fusion alone is worth, with no matrix product to hide behind. Each runs forward and backward in eager,
-# minicompile and `torch.compile`, taking turns within one process, so that a busy machine disturbs all three
-# alike.
+# what fusion alone is worth, with no matrix product to hide behind. A sixth is limited by calls: an optimizer
+# that updates many small tensors. Each runs forward and backward in eager, minicompile and `torch.compile`,
+# taking turns within one process, so that a busy machine disturbs all three alike.
 #
 #     python -m minicompile.bench.chains [--elements 16777216] [--rounds 15] [--only NAME ...] [--out FILE]
 
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 
 import minicompile
 
+from .models import GPT, GPTConfig
 from .run import environment
 
 
@@ -51,9 +52,18 @@ def adamw(p, g, m, v, lr, step):
 # %% [markdown]
 # ## Inputs
 #
-# Rows of 1,024 for the chains of a transformer, images of 56 x 56 with 64 channels for batch norm.
+# Rows of 1,024 for the chains of a transformer, images of 56 x 56 with 64 channels for batch norm; the parameters
+# of a narrow GPT with 12 layers, 148 tensors, for the optimizer.
 
 # %%
+def optimizer_step(device: str, dtype: torch.dtype):
+    """The `step` of AdamW over parameters that have gradients."""
+    model = GPT(GPTConfig(100, 32, layers=12, heads=2, width=64, bias=True)).to(device, dtype)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    return torch.optim.AdamW(model.parameters(), lr=1e-5).step
+
+
 def cases(elements: int, device: str, dtype: torch.dtype) -> dict:
     """Name -> (function, inputs, whether there is a backward pass)."""
     rows = elements // 1024
@@ -77,6 +87,7 @@ def cases(elements: int, device: str, dtype: torch.dtype) -> dict:
                                                      torch.ones(64, device=device)), True),
         "AdamW-like update": (adamw, (plain(elements), plain(elements), plain(elements),
                                       plain(elements).abs(), 1e-3, 10), False),
+        "AdamW, 148 small tensors": (optimizer_step(device, dtype), (), False),
     }
 
 # %% [markdown]

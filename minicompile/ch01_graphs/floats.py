@@ -12,10 +12,12 @@
 #
 #     lr * math.sqrt(1 - beta ** step)    ->    Float("mul", (f0, Float("sqrt", (Float("sub", ...),))))
 #
-# Operands are other trees, and integers: plain ones, or the `Expr` of a size. In the real torch.compile a
+# Operands are other trees, and integers: plain ones, or the `Expr` of a size. Where eager keeps the number in a float32 tensor on the way,
+# the tree rounds it there (`float32`). In the real torch.compile a
 # float input becomes a 0-d tensor, and a pass turns arithmetic on it back into scalars where it can.
 
 # %%
+import ctypes
 import math
 import operator
 from dataclasses import dataclass
@@ -61,8 +63,16 @@ INFIX = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "
 OPERATIONS: dict[str, Callable] = {name: getattr(operator, name) for name in (*INFIX, "neg", "pos", "abs")}
 MATH = tuple("sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh atan2 hypot "
              "fabs erf erfc degrees radians copysign".split())
-OPERATIONS.update({name: getattr(math, name) for name in MATH if hasattr(math, name)}, float=float)
-TOTAL = {"add", "sub", "mul", "neg", "pos", "abs", "float", "fabs", "copysign", "symbol", "constant"}
+
+
+def float32(x: float) -> float:
+    """The float32 nearest to `x`."""
+    return ctypes.c_float(x).value
+
+
+OPERATIONS.update({name: getattr(math, name) for name in MATH if hasattr(math, name)}, float=float, float32=float32)
+NAMESPACE = {"__math": math, "__float32": float32}          # what the text of an expression refers to
+TOTAL = {"add", "sub", "mul", "neg", "pos", "abs", "float", "float32", "fabs", "copysign", "symbol", "constant"}
 
 
 def is_partial(e: Float) -> bool:
@@ -110,7 +120,7 @@ def free_names(e) -> set[str]:
 
 
 def float_text(e, name: Callable[[str], str] = str) -> str:
-    """Python text; functions of the math module are spelled `__math.sqrt`."""
+    """Python text; functions of the math module are spelled `__math.sqrt` (`NAMESPACE`)."""
     if not isinstance(e, Float):
         return to_text(e, lambda symbol: name(symbol.name))
     if e.op == "constant":
@@ -124,4 +134,5 @@ def float_text(e, name: Callable[[str], str] = str) -> str:
         return f"{left} {INFIX[e.op]} {right}"
     if e.op in ("neg", "pos"):
         return f"{'-' if e.op == 'neg' else '+'}({parts[0]})"
-    return f"{e.op if e.op in ('abs', 'float') else '__math.' + e.op}({', '.join(parts)})"
+    prefix = {"abs": "", "float": "", "float32": "__"}.get(e.op, "__math.")
+    return f"{prefix}{e.op}({', '.join(parts)})"

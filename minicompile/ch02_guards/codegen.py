@@ -17,7 +17,6 @@ import functools
 import inspect
 import itertools
 import linecache
-import math
 import re
 import types
 import weakref
@@ -26,6 +25,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..ch01_graphs import floats
 from ..marks import PASSED_OVER
 from . import guards as g, torch_guards
 from .memory import counters_agree
@@ -355,7 +355,7 @@ def base_namespace() -> dict:
             "__dict_getitem": item_of_dict, "__same_constant": g.same_constant,
             "__agree": counters_agree, "__class_has": g.class_has, "__class_data": g.type_in_class, "__function_has": g.function_has,
             **torch_guards.ASK,
-            "__new_cell": types.CellType, "__function": types.FunctionType, "__builtins__": builtins, "__math": math,
+            "__new_cell": types.CellType, "__function": types.FunctionType, "__builtins__": builtins, **floats.NAMESPACE,
             **{f"__{kind.lower()}": read for kind, read in g.STATE.items()}}
 
 

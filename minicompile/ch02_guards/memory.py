@@ -9,7 +9,6 @@
 # done to many tensors: raising a version, reading a counter.
 
 # %%
-import math
 
 import torch
 
@@ -69,10 +68,9 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 # %%
-def counters_agree(limit: int | None, *tensors: torch.Tensor) -> bool:
-    """Whether 0-d tensors hold one number, each in memory of its own; limit: whether it is also whole and smaller than this."""
+def counters_agree(*tensors: torch.Tensor) -> bool:
+    """Whether 0-d tensors hold one number, each in memory of its own."""
     number = unchanged and unchanged.common_number(*tensors)
     if number is None:
-        numbers, places = {t.item() for t in tensors}, {t.data_ptr() for t in tensors}
-        number = numbers.pop() if len(numbers) == 1 and len(places) == len(tensors) else math.nan
-    return number == number and (not limit or number == number // 1 and -limit < number < limit)
+        return len({t.item() for t in tensors}) == 1 and len({t.data_ptr() for t in tensors}) == len(tensors)
+    return number == number

@@ -227,14 +227,12 @@ def gradient_of_its_own(g, x, const):
 # (chapter 3). To ask each for its number takes a hundred calls, so all are asked in one (`memory.py`).
 
 # %%
-@guard("COUNTERS", lambda g: f"{g.source} and {len(g.expected) - 1} other counters have the same number, and memory of their own")
+@guard("COUNTERS", lambda g: f"{g.source} and {len(g.expected)} other counters have the same number, and memory of their own")
 def counters(g, x, const):
-    """expected: a limit or None, and the other sources. All have one number; with a limit it is whole, and smaller."""
-    limit, *others = g.expected
-    everyone = ", ".join([x, *map(const.read, others)])
-    return [Condition(f"__agree({limit}, {everyone})",
-                      lambda v: f"{g.source}, which is {v.item()}, and {len(others)} other counters do not have one "
-                                f"{'whole ' if limit else ''}number any more, or share memory")]
+    """expected: the other sources. All have one number."""
+    everyone = ", ".join([x, *map(const.read, g.expected)])
+    return [Condition(f"__agree({everyone})", lambda v: f"{g.source}, which is {v.item()}, and {len(g.expected)} other counters do not "
+                                                        "have one number any more, or share memory")]
 
 
 # %% [markdown]

@@ -8,6 +8,7 @@
 # call) get a `SymInt` instead of a number. Each symbol is a graph input of its own.
 
 # %%
+import itertools
 import operator
 import re
 
@@ -196,32 +197,28 @@ def wrap_dynamic_number(tx, real, source):
 # they are apart, since counting up one must not be seen in another.
 
 # %% tags=["exercise:equal-counters"]
-def counter(tx, source, number: float, limit: int | None):
-    """The number of the 0-d tensor at `source` as a symbol. limit: it has to be whole and smaller than this; otherwise None.
-    `tx.symbols.counters` has, for a number and a limit, the symbol that stands for all such tensors, and the list of their sources."""
-    if limit and not (-limit < number < limit and number == number // 1):
-        return None
-    if (number, limit) not in tx.symbols.counters:
-        tx.symbols.counters[number, limit] = wrap_dynamic_number(tx, number, CallSource(source, "item")), []
-    symbol, sources = tx.symbols.counters[number, limit]
+def counter(tx, source, number: float):
+    """The number of the 0-d tensor at `source` as a symbol. `tx.symbols.counters` has, for a number, the symbol that stands for all
+    tensors that hold it, and the list of their sources."""
+    if number not in tx.symbols.counters:
+        tx.symbols.counters[number] = wrap_dynamic_number(tx, number, CallSource(source, "item")), []
+    symbol, sources = tx.symbols.counters[number]
     sources.append(source)
     return symbol
 
 
 # %% [markdown]
 # When the trace is over the counters are guarded, with one guard for all that share a symbol: their numbers are equal to each
-# other, and whole and below the limit where that was relied upon, and their addresses differ. If there are several
-# symbols, one guard more asks for all addresses to differ. `guard_sizes` does the same for the questions that the trace has
-# asked about sizes: each is a condition on symbols, and is guarded together with the sources from which the symbols
-# in it are read.
+# other, and their addresses differ. If there are several symbols, one guard more asks for all addresses to differ.
+# `guard_sizes` does the same for the questions that the trace has asked about sizes: each is a condition on symbols, and
+# is guarded together with the sources from which the symbols in it are read.
 
 # %%
 def guard_counters(tx):
-    groups = [(limit, dict.fromkeys(sources)) for (_, limit), (_, sources) in tx.symbols.counters.items()]   # some were read twice
-    for limit, sources in groups:
-        first, *others = sources
-        guard(tx, first, "COUNTERS", (limit, *others))
-    everyone = list(dict.fromkeys(s for _, sources in groups for s in sources))
+    groups = [dict.fromkeys(sources) for _, sources in tx.symbols.counters.values()]        # some were read twice
+    for first, *others in groups:
+        guard(tx, first, "COUNTERS", tuple(others))
+    everyone = list(dict.fromkeys(itertools.chain.from_iterable(groups)))
     if len(groups) > 1:
         names = [f"p{i}" for i in range(len(everyone))]
         guard(tx, everyone[0], "SIZE", (f"len({{{', '.join(names)}}}) == {len(names)}",

@@ -10,7 +10,6 @@
 # ends before this instruction, and eager raises.
 
 # %%
-import math
 import operator
 import types
 
@@ -23,6 +22,7 @@ from torch.utils._device import _device_constructors
 from .. import marks
 from ..ch01_graphs.composites import with_symbols
 from ..ch01_graphs.fake import FakeTensor, storage_key
+from ..ch01_graphs.floats import OPERATIONS, float32
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import class_lookup
 from ..ch02_guards.sources import AttrSource, CallSource
@@ -95,7 +95,7 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
     """Add a node for a call on values. op: 'call_function' or 'call_method'."""
     if op == "call_method" and target in TAKES_SIZES:
         args = [args[0], *map(as_number, args[1:])]
-    counted = count_up(args[0].items if type(args[0]) is ListVal else args[:1], args, kwargs) if target in COUNTS else ()
+    updated = updates(UPDATES[target], args, kwargs) if target in UPDATES else ()
     if any(type(a) is Const and type(a.value) is numpy.bool_ for a in (*args, *kwargs.values())):
         unsupported(tx, "a NumPy truth value, which PyTorch takes for a float or for a bool, as it comes")
     fx_args = tuple(to_arg(tx, a) for a in args)
@@ -136,7 +136,7 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
             made.number = const(real.item()), result._version
             return made
     node = tx.graph.create_node(op, target, fx_args, fx_kwargs)
-    for tensor, field, number in counted:
+    for tensor, field, number in updated:
         setattr(tensor, field, (number, tensor.fake._version))
     return wrap_result(tx, node, result)
 
@@ -181,40 +181,45 @@ def from_constants(target, args, kwargs):
 
 
 # %% [markdown]
-# **Counters.** `step += 1` in an optimizer counts in a 0-d tensor on the CPU, and what follows asks for its number. So what
-# the trace adds to such a tensor is noted, as long as it is whole; float32 does not round whole numbers up to 2^24.
+# **Counters.** `step += 1` in an optimizer counts in a 0-d tensor on the CPU, and `mu_product *= mu` multiplies one; what follows asks
+# for its number. So what the trace adds to such a tensor, and by what it multiplies one, is noted. A tensor that the trace itself has
+# made has a known number, which changes. For one that came in, the operations are kept beside it, together with the version counter,
+# so that any other write makes them invalid.
 
 # %%
-EXACT = 2**24
-COUNTS = frozenset((operator.iadd, "add_", "__iadd__", torch._foreach_add_))
+UPDATES = {target: op for op, targets in {"add": (operator.iadd, "add_", "__iadd__", torch._foreach_add_),
+                                          "mul": (operator.imul, "mul_", "__imul__", torch._foreach_mul_)}.items() for target in targets}
 
 
-# %% [markdown]
-# `count_up` says which tensors an operation has counted up. It has to be an addition of one constant (times a
-# constant `alpha`) whose value is whole. A tensor that the trace itself has made has a known number, which
-# changes; for one that came in, the sum of what was added is kept beside it, together with the version counter, so
-# that any other write makes it invalid.
-
-# %%
-def count_up(tensors: list, args, kwargs) -> list[tuple]:
-    """(tensor, what is added to it in all) for the 0-d tensors to which an operation adds a whole number, once the
-    operation has run."""
-    by = [as_number(v) for v in (*args[1:], *kwargs.values())]
-    if len(by) not in (1, 2) or any(type(v) is not Const or type(v.value) not in (int, float) for v in by):
+def updates(op: str, args, kwargs) -> list[tuple]:
+    """(tensor, its field, the value of the field) for the 0-d tensors to whose number an operation does `op`, once it has run."""
+    tensors, *others = args
+    others = [as_number(v) for v in (*others, *kwargs.values())]
+    if len(others) == 2 and type(others[1]) is Const and others[1].value == 1:             # `alpha`
+        others.pop()
+    if len(others) != 1:
         return []
-    amount = math.prod(float(v.value) for v in by)          # the number and `alpha`
-    if not (abs(amount) < EXACT and amount == amount // 1):
-        return []
-    found = []
-    for tensor in tensors:
-        if type(tensor) is TensorVal and tensor.fake.dim() == 0:
-            before, version = tensor.added or (0.0, tensor.version)
-            known = as_number(tensor)
-            if type(known) is Const and type(known.value) is float and known.value == known.value // 1 and tensor.real is None:
-                found.append((tensor, "number", const(known.value + amount)))
-            elif tensor.real is not None and tensor.fake._version == version:
-                found.append((tensor, "added", before + amount))
+    tensors, found = tensors.items if type(tensors) is ListVal else [tensors], []
+    amounts = map(as_number, others[0].items) if type(others[0]) in (ListVal, TupleVal) else others * len(tensors)
+    for tensor, amount in zip(tensors, amounts) if len(set(tensors)) == len(tensors) else ():
+        if type(tensor) is not TensorVal or tensor.fake.dim() or tensor.fake.dtype not in (torch.float32, torch.float64):
+            continue
+        if type(amount) is Const and type(amount.value) in (int, float):
+            amount = const(held_by(tensor.fake, amount.value))
+        elif type(amount) is not SymVal:
+            continue
+        if tensor.real is not None:
+            before, version = tensor.updates or ((), tensor.version)
+            if tensor.fake._version == version:
+                found.append((tensor, "updates", (*before, (op, amount))))
+        elif type(number := as_number(tensor)) is type(amount) is Const:
+            found.append((tensor, "number", const(held_by(tensor.fake, OPERATIONS[op](number.value, amount.value)))))
     return found
+
+
+def held_by(tensor: torch.Tensor, number: float) -> float:
+    """What a float32 or float64 tensor makes of a number."""
+    return float32(number) if tensor.dtype is torch.float32 else float(number)
 
 
 # %% [markdown]
@@ -327,7 +332,7 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
     if name == "data":                 # the same memory with a version counter of its own
         for value in tx.tensor_of_fake.values():
             if storage_key(value.fake) == storage_key(tensor.fake):
-                value.number, value.added = None, (0.0, -1)
+                value.number, value.updates = None, ((), -1)
     if name in VIEW_ATTRIBUTES or name == "data":
         return emit(tx, "call_function", getattr, [tensor, const(name)], {})
     if name == "__class__":

@@ -45,7 +45,7 @@ PYTHON = sys.version_info[:2]
 class Symbols:
     """What may be another number at the next call. env: the questions that were asked about symbols; by_size: size ->
     (symbol, its source); sources: name -> source; numbers: source -> value of a Python number; marked: (source, dim,
-    size) of dimensions that the user marked; counters: (number, limit) -> (its symbol, sources of the tensors); results: what
+    size) of dimensions that the user marked; counters: number -> (its symbol, sources of the tensors); results: what
     was computed from symbolic floats, by operation and operands."""
     env: ShapeEnv = field(default_factory=ShapeEnv)
     by_size: dict = field(default_factory=dict)

@@ -111,14 +111,14 @@ def is_unseen(value) -> bool:
 @dataclass(eq=False)
 class TensorVal(AbstractValue):
     """A tensor: `node` computes it in the graph, `fake` says what it looks like; `real` only for graph
-    inputs; `number`, where it is known: its value and the version that has it; `added`: what the trace has
-    added to the number that came in, and the version then."""
+    inputs; `number`, where it is known: its value and the version that has it; `updates`: what the trace has
+    done to the number that came in, pairs of an operation and a number, and the version then."""
     node: torch.fx.Node = None
     fake: Any = None
     real: Any = None
     version: int = 0
     number: Any = None
-    added: Any = None
+    updates: Any = None
 
     @property
     def cls(self):

@@ -37,6 +37,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from .. import logs
+from ..ch01_graphs import floats
 from ..ch01_graphs.floats import Float, float_text
 from ..ch01_graphs.layouts import copy_with_layout
 from ..ch01_graphs.symbolic import Expr, Int, to_text
@@ -255,8 +256,8 @@ def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str | Vie
     p = schedule.program
     w = Writer(p)
     w.globals.update(torch=torch, empty=allocate, as_strided=torch.as_strided, relayout=relayout,
-                     view=view, bits_of_float=bits_of_float, __math=math,
-                     below_autograd=torch._C._AutoDispatchBelowAutograd)
+                     view=view, bits_of_float=bits_of_float,
+                     below_autograd=torch._C._AutoDispatchBelowAutograd, **floats.NAMESPACE)
     for name, tensor in p.constants.items():
         w.globals[w.local(name)] = tensor
     names = []

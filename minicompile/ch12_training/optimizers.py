@@ -12,6 +12,7 @@
 # %%
 import collections
 import functools
+import operator
 
 import torch
 from torch.optim import adagrad, lr_scheduler
@@ -24,7 +25,7 @@ from ..ch03_capture.calls import BY_CODE, DISABLED, NAMED, call_wrapped, handles
 from ..ch03_capture.effects import call_later, changed, is_last
 from ..ch03_capture.inputs import counter
 from ..ch03_capture.operations import METHODS, emit_float
-from ..ch03_capture.tensors import EXACT, call_tensor_method, emit
+from ..ch03_capture.tensors import call_tensor_method, emit
 from ..ch03_capture.tracer import Tracer, call, is_library, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, Const, DictVal, Lazy, ObjVal, SymVal, TensorVal, as_number
 from ..ch03_capture.wrap import wrap
@@ -154,8 +155,9 @@ def map_over_lists(tx: Tracer, op, *operands):
 # ## Counters
 #
 # The number that a counter comes in with is read when the compiled function is called, and is a symbolic float of
-# the trace. What the trace has added meanwhile is added to it, without rounding where the numbers are whole and not too
-# large. From there on `lr / (1 - beta ** step)` is arithmetic on the host before the kernels run, in float64 as in
+# the trace. What the trace has done to the tensor meanwhile is done to it, and rounded as the tensor rounds: operands and
+# result to float32. (A sum or product of two such numbers in float64, rounded to float32, is theirs in float32.)
+# From there on `lr / (1 - beta ** step)` is arithmetic on the host before the kernels run, in float64 as in
 # eager. Only PyTorch's own code is answered so. Where a program asks for a number, the graph breaks: what programs do
 # with one is as often a decision as a computation.
 
@@ -163,21 +165,20 @@ def map_over_lists(tx: Tracer, op, *operands):
 @METHODS.of((TensorVal, "item"))
 def item(tx: Tracer, self: TensorVal) -> AbstractValue:
     """tensor.item()"""
-    known, (added, version) = as_number(self), self.added or (0.0, self.version)
+    known, (done, version) = as_number(self), self.updates or ((), self.version)
     if type(known) is Const or not can_be_read(tx, self, version):
         return call_tensor_method(tx, self, "item", [], {})
     if type(known) is not SymVal:
-        known = counter(tx, self.source, self.real.item(), EXACT if added else None)
-        if known is None:
-            unsupported(tx, "a counter that is not a whole number below 2**24")
-        if added:
-            known = emit_float(tx, "add", [known, Const(value=added)])
+        known = counter(tx, self.source, self.real.item())
+        rounded = functools.partial(emit_float, tx, "float32") if self.fake.dtype is torch.float32 else operator.itemgetter(0)
+        for op, amount in done:
+            known = rounded([emit_float(tx, op, [known, amount if type(amount) is Const else rounded([amount])])])
         self.number = known, version
     return known
 
 
 def can_be_read(tx: Tracer, tensor: TensorVal, version: int) -> bool:
-    """Whether it is a 0-d tensor on the CPU that came in, and that the trace has only counted up, to `version`."""
+    """Whether it is a 0-d tensor on the CPU that came in, to which the trace has done only what `updates` tells, up to `version`."""
     fake = tensor.fake
     return is_library(tx.frames[-1].code.co_filename) and tensor.real is not None and tensor.source is not None and \
         fake._version == version and fake.dim() == 0 and fake.device.type == "cpu" and not fake.requires_grad and \

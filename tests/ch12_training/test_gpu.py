@@ -22,6 +22,7 @@ OPTIMIZERS = {
     "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=0.01, momentum=0.5, centered=True),
     "adagrad": lambda ps: torch.optim.Adagrad(ps, lr=0.01, lr_decay=0.1),
     "radam": lambda ps: torch.optim.RAdam(ps, lr=0.01),
+    "nadam": lambda ps: torch.optim.NAdam(ps, lr=0.01),
     "fused sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, fused=True),
     "lr on the CPU": lambda ps: torch.optim.AdamW(ps, lr=torch.tensor(0.01), foreach=False),
     "lr on the GPU": lambda ps: torch.optim.AdamW(ps, lr=torch.tensor(0.01, device="cuda"), capturable=True),

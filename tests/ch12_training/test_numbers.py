@@ -20,7 +20,8 @@ from minicompile.ch11_runtime.numbers import Ring, take_apart
 
 pytestmark = pytest.mark.usefixtures("fresh")
 CONFIGURATIONS = [("AdamW", {}), ("AdamW", dict(foreach=True)), ("SGD", dict(momentum=0.9)), ("AdamW", dict(fused=True)),
-                  ("SGD", dict(fused=True, momentum=0.9)), ("RAdam", dict(foreach=True)), ("Adagrad", dict(lr_decay=0.1))]
+                  ("SGD", dict(fused=True, momentum=0.9)), ("RAdam", dict(foreach=True)), ("Adagrad", dict(lr_decay=0.1)),
+                  ("NAdam", dict(foreach=True)), ("NAdam", dict(foreach=False))]
 
 
 def start_as(net, optimizer, twin, other):

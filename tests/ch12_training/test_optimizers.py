@@ -4,6 +4,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing._internal.common_optimizers import optim_db
 
 import minicompile
 from minicompile.tools.explain import explain
@@ -19,6 +20,8 @@ CONFIGURATIONS = [
     ("Adagrad", dict(fused=True, weight_decay=0.1, lr_decay=0.1)), ("Adadelta", {}),
     ("Adadelta", dict(foreach=True)), ("Adamax", {}), ("Adamax", dict(foreach=True)),
     ("RAdam", {}), ("RAdam", dict(foreach=True)), ("Rprop", {}), ("Rprop", dict(foreach=True)),
+    ("NAdam", dict(foreach=False)), ("NAdam", dict(foreach=True, weight_decay=0.1)),
+    ("ASGD", dict(foreach=False)), ("ASGD", dict(foreach=True)),
 ]
 TOLERANCE = dict(rtol=1e-4, atol=1e-5)
 
@@ -466,7 +469,49 @@ def test_old_gradients_are_gone_before_the_graph_runs():
     assert alive == [[False] * 4] * 3 and all(p.grad is not None for p in net.parameters())
 
 
-@pytest.mark.parametrize("name", ["LBFGS", "ASGD", "NAdam"])
+DATABASE = {info.optim_cls.__name__: info for info in optim_db}
+
+
+def forms(info):
+    """What an optimizer is made with: PyTorch's own samples, each in every implementation."""
+    for sample in info.optim_inputs_func(device="cpu"):
+        yield sample.kwargs
+        for how in {"foreach", "fused"} & set(info.supported_impls) if not sample.kwargs.keys() & {"foreach", "fused"} else ():
+            yield {**sample.kwargs, how: True}
+
+
+@pytest.mark.parametrize("name", sorted(DATABASE.keys() - {"Adafactor", "LBFGS", "SparseAdam"}))      # these decide on values
+def test_every_optimizer_of_the_database_is_one_graph(name):
+    for options in forms(DATABASE[name]):
+        minicompile.reset()
+        net = torch.nn.Sequential(*(torch.nn.Linear(4, 4, bias=name != "Muon") for _ in range(2)))
+        twin = copy.deepcopy(net)
+        optimizer, other = (DATABASE[name].optim_cls(n.parameters(), **options) for n in (net, twin))
+        compiled = minicompile.compile(training(net, optimizer), backend="eager", fullgraph=True)
+        for number, (x, y) in enumerate(batches(3)):
+            compiled(x, y), training(twin, other)(x, y)
+            compare(net, optimizer, twin, other, f"{options}, step {number}")
+
+
+@pytest.mark.parametrize("start", [1.0, 0.1, 2.0**24 - 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_number_of_a_tensor_is_rounded_as_the_tensor_is(start, dtype, monkeypatch):
+    from minicompile.ch12_training import optimizers
+    monkeypatch.setattr(optimizers, "is_library", lambda filename: True)
+
+    def f(x, count, by):
+        count *= by
+        count += 1
+        count.add_(by)
+        return x * count.item(), count + 0
+    compiled = minicompile.compile(f, fullgraph=True, dynamic=True)
+    for by in (0.9, 1.1, 3.3):
+        found, expected = ([t.clone() for t in (torch.ones(2, dtype=torch.float64), torch.tensor(start, dtype=dtype))] for _ in range(2))
+        for a, b in zip(compiled(*found, by), f(*expected, by)):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "Adafactor"])
 def test_optimizers_that_compute_with_other_values_still_work(name):
     net, twin = network(), network()
     twin.load_state_dict(net.state_dict())
