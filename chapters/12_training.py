@@ -567,9 +567,8 @@ print(report.breaks[0].reason)
 #
 # `torch.autograd.grad` becomes a `gradients` node as well. With `create_graph=True` the gradients that it returns can
 # be differentiated themselves, as a gradient penalty needs it. For the recorder this is nothing special. The engine
-# notes what it does, on fakes, and the next `gradients` node walks through that. `backward` is another matter. It
-# leaves the gradients in `.grad`, from where their history would leave the compiled function, so
-# `backward(create_graph=True)` breaks the graph.
+# notes what it does, on fakes, and the next `gradients` node walks through that. `backward(create_graph=True)` leaves such
+# gradients in `.grad`.
 #
 # ## Who owns `.grad`
 #
@@ -578,7 +577,8 @@ print(report.breaks[0].reason)
 #
 # 1. If `p.grad` is `None`, the gradient is assigned. It has to be a tensor that nobody else has, and its strides are
 #    those of the parameter.
-# 2. If there is a gradient, the new one is *added to it in place*. Whoever holds the old tensor sees the sum.
+# 2. If there is a gradient, the new one is *added to it in place*. Whoever holds the old tensor sees the sum. (With
+#    `create_graph=True` the sum is a new tensor, since what has a history is not overwritten.)
 #
 # If the trace notes each change of `.grad`, it knows at each moment whether it is `None`. So `.grad` is a *slot* of
 # the trace: for each leaf, what its gradient is now. At first that is what the real attribute holds, under a guard.

@@ -159,14 +159,16 @@ task("gradient-slot", title="Assign or add", minutes=25, about="""\
 `backward()` has computed a gradient for a leaf, and now it has to get into the leaf's `.grad`. While the program is captured nothing is
 assigned for real. Instead the trace keeps, for each leaf, what its `.grad` is at this moment: `gradient_of(tx, leaf)` is that value (a
 `Const` stands for None), and `set_gradient(tx, leaf, gradient)` changes it; the end of the compiled function assigns what has changed.
-`emit(tx, "call_method", name, [values], {})` adds the call of a tensor's method to the graph. Decide what the engine would do. (Where the
-gradient that is there requires a gradient itself, or has another `fake.layout`, the graph breaks: `unsupported(tx, reason)`.)""",
+`emit(tx, "call_method", name, [values], {})` adds the call of a tensor's method to the graph. Decide what the engine would do. With
+`create_graph` the gradients can be differentiated, and then the engine overwrites nothing: the slot gets a new tensor, the sum. (Without
+it, where the gradient that is there requires a gradient itself, or has another `fake.layout`, the graph breaks:
+`unsupported(tx, reason)`.)""",
      hints=[
     "Call backward() twice in eager, and hold on to the first gradient. What has become of it?",
-    "There are two cases. In one the leaf has no gradient. In the other somebody may hold the tensor that is there, and expects to see "
+    "There are three cases. In one the leaf has no gradient. In another somebody may hold the tensor that is there, and expects to see "
     "the sum in it.",
-    "In the first case the slot is set. In the second the graph changes the tensor that is there, in place: does the slot have to be "
-    "set then? Between the two stand the reasons for `unsupported`."])
+    "In the first case the slot is set; with `create_graph` it is set to a sum, `add`. Otherwise the graph changes the tensor that is "
+    "there, in place: does the slot have to be set then? Before this stand the reasons for `unsupported`."])
 
 
 def first_gradient(net, x):
@@ -203,12 +205,20 @@ def given_by_hand(net, x):
     (net.a * net.b).sum().backward()
 
 
+def with_history(net, x):
+    net.zero_grad()
+    (net.a.square() * x).sum().backward(create_graph=True)
+    first = net.a.grad
+    (net.a ** 3).sum().backward(create_graph=True)
+    return first * 1, net.a.grad * 1
+
+
 def zeros_kept(net, x):
     net.zero_grad(set_to_none=False)
     (net.a * x).sum().backward()
 
 
-SLOTS = (first_gradient, second_gradient, after_none, ten_parts, looks_between, given_by_hand, zeros_kept)
+SLOTS = (first_gradient, second_gradient, after_none, ten_parts, looks_between, given_by_hand, with_history, zeros_kept)
 keep_sources(*SLOTS)
 
 
@@ -227,7 +237,7 @@ def slot(function, program):
 
 for _points, _name, _programs in ((3, "an empty slot", (first_gradient, after_none)),
                                   (4, "a slot with a gradient", (second_gradient, zeros_kept)),
-                                  (3, "what the program sees and writes in between", (looks_between, given_by_hand, ten_parts))):
+                                  (3, "what the program sees and writes", (looks_between, given_by_hand, ten_parts, with_history))):
     behaviour("gradient-slot", points=_points, name=_name, cases=lambda rng, programs=_programs: list(programs), tolerance=1e-6,
               show=source)(slot)
 

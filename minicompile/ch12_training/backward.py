@@ -358,8 +358,6 @@ def backward(tx: Tracer, tensors, grad_tensors=NONE, retain_graph=NONE, create_g
     outputs = as_list(tx, tensors)
     if any(type(o) is not TensorVal or not o.fake.requires_grad for o in outputs):
         unsupported(tx, "backward() of a tensor that does not require a gradient")
-    if create_graph.value:
-        unsupported(tx, "backward(create_graph=True), which leaves gradients that have a history; torch.autograd.grad() returns them")
     leaves, history = leaves_of(tx, outputs), history_of([o.fake for o in outputs])
     retained = [t for t in tx.effects.retained if t.fake.grad_fn in history]
     if inputs is not NONE:
@@ -378,13 +376,13 @@ def backward(tx: Tracer, tensors, grad_tensors=NONE, retain_graph=NONE, create_g
         if not leaf.fake.is_leaf:
             return retain(tx, leaf, gradient)
         hooks, later = hooks_of(tx, leaf, TENSOR_HOOKS), hooks_of(tx, leaf, LATER_HOOKS)
-        changed = changed_by_hooks(tx, hooks, gradient, False)
+        changed = changed_by_hooks(tx, hooks, gradient, bool(create_graph.value))
         if type(changed) is not TensorVal:
             return
         if hooks or points_before(tx, outputs):                         # a hook may have kept it, or returned what is used elsewhere
             one = TupleVal(items=[changed])
             changed, = emit(tx, "call_function", to_be_kept, [one, TupleVal(items=[leaf]), one], {}).items
-        accumulate(tx, leaf, changed)
+        accumulate(tx, leaf, changed, bool(create_graph.value))
         if later:
             call(tx, wrap(tx, tell_hooks), [TupleVal(items=later), leaf], {})
 
@@ -394,11 +392,14 @@ def backward(tx: Tracer, tensors, grad_tensors=NONE, retain_graph=NONE, create_g
 
 
 # %% tags=["exercise:gradient-slot"]
-def accumulate(tx: Tracer, leaf: TensorVal, gradient: TensorVal):
-    """`leaf` gets one more gradient: what `leaf.grad` is from here on, and what the graph does for it, is what the engine would do."""
+def accumulate(tx: Tracer, leaf: TensorVal, gradient: TensorVal, create_graph: bool):
+    """`leaf` gets one more gradient: what `leaf.grad` is from here on, and what the graph does for it, is what the engine would do. With
+    `create_graph` the sum has a history, so what was there is not overwritten."""
     present = gradient_of(tx, leaf)
     if type(present) is Const:                          # None
         set_gradient(tx, leaf, gradient)
+    elif create_graph:
+        set_gradient(tx, leaf, emit(tx, "call_method", "add", [present, gradient], {}))
     elif present.fake.requires_grad or present.fake.layout != gradient.fake.layout:
         unsupported(tx, "backward() into a gradient that itself requires a gradient")
     else:

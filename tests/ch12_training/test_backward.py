@@ -176,9 +176,34 @@ def own_function(net, x, y):
     return loss.detach()
 
 
+def penalty(net, x, y):
+    net.zero_grad()
+    loss = F.cross_entropy(net(x), y)
+    loss.backward(create_graph=True)
+    total = sum(p.grad.square().sum() for p in net.parameters() if p.grad is not None)
+    net.zero_grad()
+    (loss + total).backward()
+    return loss.detach(), total.detach()
+
+
+def with_a_history(net, x, y):
+    """From the second call on it finds gradients that have one."""
+    loss = F.cross_entropy(net(x), y)
+    loss.backward(create_graph=True)
+    net.last(x.repeat(1, 2)[:, :8]).square().mean().backward(create_graph=True)
+    return net.last.weight.grad.square().sum()
+
+
+def products(net, x, y):
+    net.zero_grad()
+    F.cross_entropy(net.last(net.first(x).tanh()), y).backward(create_graph=True)
+    leaves = [net.first.weight, net.last.weight]
+    return torch.autograd.grad([p.grad for p in leaves], leaves, [p.detach() for p in leaves])
+
+
 PROGRAMS = [plain, zeroed, deleted, kept_zeros, micro_steps, retained, two_losses, some_inputs, given_gradient, shared_gradient,
             transposed_gradient, clipped, manual_sgd, functional, materialized, of_an_activation, with_autocast,
-            with_dropout, fresh_leaf, own_function, checkpointed]
+            with_dropout, fresh_leaf, own_function, checkpointed, penalty, with_a_history, products]
 
 
 def state(net):
@@ -192,6 +217,7 @@ def same(a, b, where):
         torch.testing.assert_close(a, b, msg=lambda m: f"{where}: {m}")
 
 
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph")
 @pytest.mark.parametrize("rung", RUNGS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_as_eager(program, rung):
@@ -276,7 +302,7 @@ def test_what_backward_did_not_free_can_be_differentiated(rung):
 
 BREAKS = {
     "a tensor that was computed before": lambda net, x, h: (h * net.norm.weight).sum().backward(),
-    "create_graph": lambda net, x, h: net.first(x).square().sum().backward(create_graph=True),
+    "itself requires a gradient": lambda net, x, h: [net.first(x).square().sum().backward(create_graph=c) for c in (True, False)],
     "second time": lambda net, x, h: [loss.backward() for loss in [net.first(x).square().sum()] * 2],
     "does not require": lambda net, x, h: x.sum().backward(),
     "is not used": lambda net, x, h: torch.autograd.grad(net.first.bias.sum(), net.last.bias),
