@@ -340,6 +340,7 @@ INTS = {
     "index": (lambda x, n: (x[n] * 2, x[:, n], x[1, n], x[None, n:, n]), (2, 3, 5, 4)),
     "from_end": (lambda x, n: (x[:, n] * 2, x[n:]), (-2, -3, -4)), "slice": (lambda x, n: (x[:, :n] * 2, x[:, -n:] + 1), (2, 3, 5)),
     "returned": (lambda x, n: (x * n, n + 1, n * n, n // 2), (3, 5, 7)), "arange": (lambda x, n: torch.arange(n) * 2, (3, 5, 7)),
+    "class": (lambda x, n: x * n if n.__class__ is int else x, (3, 5, 7)),
 }
 
 

@@ -160,7 +160,8 @@ def cell_attribute(tx, value, name):
 
 
 # %% [markdown]
-# Of symbolic numbers the attributes are those of the present number, which is guarded then. `item()` of a scalar of NumPy is the
+# Of symbolic numbers the attributes but `__class__` (`functools.singledispatch` asks for it) are those of the present number, which is
+# guarded then. `item()` of a scalar of NumPy is the
 # same number as one of Python.
 
 # %%
@@ -168,7 +169,7 @@ def cell_attribute(tx, value, name):
 def number_attribute(tx, value, name):
     if name == "item" and value.scalar is not None:
         return BuiltinVal(name=name, call=lambda tx, args, kwargs: scalar_of(value, None))
-    return plain_attribute(tx, specialize(value), name)
+    return plain_attribute(tx, value if name == "__class__" else specialize(value), name)
 
 
 # %% [markdown]
