@@ -207,7 +207,8 @@ FORMS = {
     aten.linalg_vector_norm.default: _norm_shape,
     **dict.fromkeys([aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default], _of_one_row),
     **dict.fromkeys([aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor,
-                     aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor], _row_by_row),
+                     aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor, aten.poisson.default], _row_by_row),
+    **dict.fromkeys([aten.index_fill.int_Scalar, aten.index_fill.int_Tensor], lambda out, x, *_: torch.empty_like(x)),
 }
 CPU_FORMS = {
     **dict.fromkeys([aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._native_batch_norm_legit.no_stats,
@@ -220,12 +221,14 @@ CPU_FORMS = {
     aten._linalg_svd.default: lambda out, *_: _column_major(out, 2),
     aten.linalg_eig.default: lambda out, *_: _column_major(out, 1),
     aten.log_sigmoid_forward.default: lambda out, *_: tuple(map(torch.Tensor.contiguous, out)),
-    aten.max_unpool2d.default: lambda out, x, *_: _convolution_layout(out, x, x, torch.device("cpu")),
+    **dict.fromkeys([aten.max_unpool2d.default, aten.roll.default, aten.pixel_shuffle.default, aten.pixel_unshuffle.default,
+                     aten.channel_shuffle.default, aten.reflection_pad2d.default, aten.replication_pad2d.default,
+                     aten.reflection_pad3d.default, aten.replication_pad3d.default],
+                    lambda out, x, *_: _convolution_layout(out, x, x, torch.device("cpu"))),
     aten.pow.Scalar: _row_by_row,
     aten.native_group_norm.default: _group_norm_dtypes,
     aten.native_group_norm_backward.default: _group_norm_backward_dtypes,
     aten.rrelu_with_noise.default: _row_by_row,
-    aten.roll.default: lambda out, x, *_: _convolution_layout(out, x, x, torch.device("cpu")),
 }
 
 

@@ -97,6 +97,17 @@ def test_kernels_whose_meta_kernels_have_other_strides():
         check(lambda x: torch.isin(x, 0.5), x)
         check(lambda x: torch.normal(x, 1.0), x)
         check(lambda x: torch.normal(0.0, x.abs()), x)
+        check(torch.poisson, x)
+        check(lambda x: x[:, ::2].index_fill(1, torch.tensor(0), 1.0), x)
+
+
+def test_kernels_that_answer_channels_last():
+    pad = torch.nn.functional.pad
+    for shape, ops in (((2, 8, 4, 6), (lambda x: torch.pixel_shuffle(x, 2), lambda x: torch.pixel_unshuffle(x, 2))), ((2, 4, 3, 4, 6), ())):
+        for order in [*itertools.permutations(range(len(shape)))][::len(shape) - 3] + [(0, *range(2, len(shape)), 1)]:
+            for op in (*ops, lambda x: torch.channel_shuffle(x, 2), lambda x: torch.roll(x, 1, 1), *(
+                    lambda x, mode=mode: pad(x, (1,) * (2 * x.dim() - 4), mode) for mode in ("reflect", "replicate"))):
+                check(op, strided(shape, order))
 
 
 def test_batch_norm():
