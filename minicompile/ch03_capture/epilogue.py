@@ -158,8 +158,10 @@ def keywords(ep, named) -> str:
 # %%
 @reconstructs(TensorVal, SymVal)
 def tensor_text(ep, value):
-    if type(value) is SymVal and value.scalar is not None:
-        return f"{pool(ep, value.scalar)}({output_text(ep, value.node)})"
+    if type(value) is SymVal:                   # a number that came in may be the whole of a graph, which then need not run
+        came_in = value.node.op == "placeholder"
+        number = source_text(ep, value.node.meta["source"]) if came_in else output_text(ep, value.node)
+        return f"{pool(ep, value.scalar)}({number})" if value.scalar else number
     if type(value) is TensorVal and value.fake.requires_grad:
         return differentiable_text(ep, value)
     ep.names[value] = output_text(ep, value.node)

@@ -297,3 +297,18 @@ def averaged():
 
 def test_a_state_dict():
     count(averaged, 3, calls=6)
+
+
+# ------------------------------------------------------------------ numbers that nothing is computed with
+CONVERSIONS = {"int": lambda n: int(n), "float": lambda n: float(n), "NumPy's float": lambda n: np.float64(n),
+               "in a list": lambda n: [int(n), -n]}
+NUMBERS = [3, 4, 5, -3, -4, 2.5, 3.5, np.int64(5), np.int64(7), np.float32(4.5), np.float32(5.5)]
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_a_number_that_came_in_is_the_result(name):
+    function = CONVERSIONS[name]
+    compiled = minicompile.compile(function, backend="eager")
+    for n in NUMBERS:
+        found, expected = compiled(n), function(n)
+        assert repr(found) == repr(expected), n
