@@ -214,10 +214,13 @@ class Builder(Values):
 
     def cast(self, x: Value, source: torch.dtype, target: torch.dtype) -> Value:
         """An element of a tensor of dtype `source` as one of `target`, as a body holds it. A half value that becomes
-        another dtype becomes what memory would have held: `hi = x.bfloat16(); lo = x - hi.float()` is not 0."""
+        another dtype becomes what memory would have held: `hi = x.bfloat16(); lo = x - hi.float()` is not 0. So does an
+        integer that becomes a half value: the sine of 1001 is not that of 1000, which bfloat16 has."""
         if source in HALF and target != source:
             x = self.round_to(x, source)
-        return self.to_dtype(x, compute_dtype(target))
+        value = self.to_dtype(x, compute_dtype(target))
+        wide = not source.is_floating_point and source.itemsize > 1
+        return self.round_to(value, target) if wide and target in HALF else value
 
     def between(self, low: Int, expr: Int, high: Int) -> Value:
         """`low <= expr < high` as a bool; the halves that hold for every index are left out."""

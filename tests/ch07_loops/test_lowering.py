@@ -109,6 +109,25 @@ def test_half_comparison_rounds_what_memory_would_round():
     check(lambda x: (x * 3.0 + 1.1) == (x * 3.0 + 1.1).amax(), [x])
 
 
+@pytest.mark.parametrize("backend", ["loops", "cpp"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_integers_become_half_values_before_they_are_computed_with(dtype, backend):
+    integers, halves = torch.arange(-3000, 3000, 7), (torch.rand(858) + 0.5).to(dtype)
+
+    def f(i, h):
+        return i * h, torch.atan2(i, h), i.to(dtype).sin(), i.int() + h, i > h
+    for found, expected in zip(minicompile.compile(f, backend=backend)(integers, halves), f(integers, halves)):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("ends", [(-1, 1), (0.1, 0.7), (2, -5), (True, 3), (1e3, 1e-3)])
+def test_evenly_spaced_numbers_are_eagers(ends):
+    def f(x):
+        return [torch.linspace(*ends, n) for n in (2, 3, 7, 16, 33, 257, 1000)], x + 1
+    for found, expected in zip(minicompile.compile(f, backend="loops")(R(1))[0], f(R(1))[0]):
+        assert torch.equal(found, expected)
+
+
 def test_an_element_does_not_depend_on_the_node_that_asks_for_it():
     """Lazy values are evaluated while later nodes are lowered, of other dtypes or with several results."""
     x = R(6, 5)

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from ...ch01_graphs.layouts import same_layout
+from ...ch01_graphs.shapes import float_function
 from ...ch01_graphs.symbolic import present
 from ..table import HALF, aten, constant, decomposition, dims_of, formulas, iota, number_dtype, overload, promoted, widen
 
@@ -437,11 +438,12 @@ def linspace(start, end, steps, *, dtype=None, layout=None, device=None, pin_mem
     dtype = dtype or torch.get_default_dtype()
     if dtype not in (torch.float32, torch.float64) or steps < 2:
         return NotImplemented
-    start, end = (int(x) if isinstance(x, bool) else x for x in (start, end))       # `True - tensor` is refused
-    step = (end - start) / (steps - 1)
+    held = float_function("float32" if dtype is torch.float32 else "float")
+    start, end = held(start), held(end)
+    step = held(held(end - start) / held(steps - 1))
     i = aten.arange.start_step(0, steps, 1, dtype=torch.int64, device=device or CPU)
-    x = i.to(dtype)
-    return torch.where(i < steps // 2, start + x * step, end - (steps - 1 - x) * step)
+    x = i.to(torch.float64)              # eager rounds a sum and a product once, which float32 numbers in float64 are as well
+    return torch.where(i < steps // 2, start + x * step, end - (steps - 1 - x) * step).to(dtype)
 
 
 @decomposition("eye", "eye.m")
