@@ -155,12 +155,13 @@ class Turned:
         for node in results:
             if self.is_turned(node):
                 self.seen |= memories(node.meta["val"])
-        for node, value in self.values.items():
+        was, now = ({node: memories(v) for node, v in values} for values in (
+            [(node, node.meta.get("val")) for node in self.values], self.values.items()))
+        for node in self.values:
             for a in node.all_input_nodes if node not in self.ours else ():
-                one, other = memories(node.meta.get("val")), memories(a.meta.get("val"))
-                together = bool(memories(value) & memories(self.values[a]))
+                one, other, together = was[node], was[a], bool(now[node] & now[a])
                 if a not in self.ours and together != bool(one & other):
-                    leaving = [{id(n.meta["val"]) for n in results if memories(n.meta.get("val")) & m} for m in (one, other)]
+                    leaving = [{id(n.meta["val"]) for n in results if was[n] & m} for m in (one, other)]
                     both = all(leaving) if together else len(leaving[0] | leaving[1]) > 1
                     if both or any(self.written.get(m, -1) > self.position[node] for m in one | other):
                         self.seen |= other

@@ -19,7 +19,7 @@ import warnings
 import torch
 
 import minicompile
-from minicompile import frames, logs
+from minicompile import frames, logs, marks
 from minicompile.ch11_runtime import host
 
 from .noise import Noise, Overlaps
@@ -67,6 +67,7 @@ class Photo:
             return "class", x.__name__, {k: self.of(v, down) for k, v in list(vars(x).items())
                                          if not k.startswith("__") and k != "_abc_impl" and not isinstance(v, types.FunctionType)}
         if isinstance(x, types.FunctionType):
+            x = marks.original(x)
             if x.__module__ != self.module:
                 return "function", x.__name__
             cells = [self.of(c.cell_contents, down) if filled(c) else "empty" for c in x.__closure__ or ()]
