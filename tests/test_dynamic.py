@@ -254,6 +254,7 @@ FLOATS = {
     "mul": lambda x, s: x * s, "add": lambda x, s: x + s, "alpha": lambda x, s: torch.add(x, x, alpha=s),
     "rsub": lambda x, s: s - x, "rdiv": lambda x, s: s / (x + 9), "clamp": lambda x, s: x.clamp(min=s, max=2 * s),
     "arithmetic": lambda x, s: x * (s * 2 + 1) ** 2 / (1 - s), "math": lambda x, s: x * math.sqrt(s) + math.log(s),
+    "power": lambda x, s: x * math.pow(s, 3) + math.pow(2, s), "rest": lambda x, s: x + math.fmod(s, 0.2) * math.cbrt(math.lgamma(s)),
     "where": lambda x, s: torch.where(x > s, x, s), "leaky_relu": lambda x, s: F.leaky_relu(x, s),
     "full": lambda x, s: torch.full((3,), s) + x.sum(), "tensor": lambda x, s: x * torch.tensor(s),
     "masked_fill": lambda x, s: x.masked_fill(x > 0, s), "fill": lambda x, s: torch.zeros_like(x).fill_(s) + x,
@@ -326,7 +327,7 @@ def test_truth_values_are_numbers():
 
 @pytest.mark.parametrize("bad, error", [(0.0, ZeroDivisionError), (-1.0, ValueError)])
 def test_arithmetic_that_raises(bad, error):
-    compiled = minicompile.compile(lambda x, s: x * (1 / s) * math.sqrt(s), backend="aot_eager")
+    compiled = minicompile.compile(lambda x, s: x * (1 / s) * math.pow(s, 0.5), backend="aot_eager")
     for s in (0.5, 0.7, 0.9):
         compiled(torch.ones(2), s)
     with pytest.raises(error):

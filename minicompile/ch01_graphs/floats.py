@@ -61,8 +61,9 @@ def float_symbol(name: str) -> Float:
 # %%
 INFIX = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
 OPERATIONS: dict[str, Callable] = {name: getattr(operator, name) for name in (*INFIX, "neg", "pos", "abs")}
-MATH = tuple("sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh atan2 hypot "
-             "fabs erf erfc degrees radians copysign".split())
+MATH = {name: name for name in "sqrt cbrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
+        "atan2 hypot fabs erf erfc gamma lgamma degrees radians copysign fmod remainder".split()}
+MATH["pow"] = "math.pow"                                    # not the operator: a negative base is refused
 
 
 def float32(x: float) -> float:
@@ -70,7 +71,7 @@ def float32(x: float) -> float:
     return ctypes.c_float(x).value
 
 
-OPERATIONS.update({name: getattr(math, name) for name in MATH if hasattr(math, name)}, float=float, float32=float32)
+OPERATIONS.update({op: getattr(math, name) for name, op in MATH.items() if hasattr(math, name)}, float=float, float32=float32)
 NAMESPACE = {"__math": math, "__float32": float32}          # what the text of an expression refers to
 TOTAL = {"add", "sub", "mul", "neg", "pos", "abs", "float", "float32", "fabs", "copysign", "symbol", "constant"}
 
@@ -134,5 +135,5 @@ def float_text(e, name: Callable[[str], str] = str) -> str:
         return f"{left} {INFIX[e.op]} {right}"
     if e.op in ("neg", "pos"):
         return f"{'-' if e.op == 'neg' else '+'}({parts[0]})"
-    prefix = {"abs": "", "float": "", "float32": "__"}.get(e.op, "__math.")
+    prefix = {"abs": "", "float": "", "float32": "__", "math.pow": "__"}.get(e.op, "__math.")
     return f"{prefix}{e.op}({', '.join(parts)})"

@@ -312,7 +312,7 @@ def call_builtin(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
         pure = (real.__module__ or "") in PURE_MODULES
     if pure and owner is math and real.__name__ in MATH and args and not kwargs and \
             any(type(a) is SymVal for a in args) and {a.cls for a in args} <= {int, float}:
-        return emit_float(tx, real.__name__, args)
+        return emit_float(tx, MATH[real.__name__], args)
     reason = f"a call of the C function {real.__module__ or ''}.{real.__qualname__}"
     return fold(tx, real, args, kwargs, reason) if pure else unsupported(tx, reason)
 
