@@ -26,12 +26,12 @@ from .tracer import Tracer, call, unsupported
 from .values import (
     AbstractValue, Const, DictVal, ListVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal,
     ViewVal, const, describe, python_method, user_error, user_errors)
-from .wrap import as_python, guard_keys, guard_missing, key_of, part, realize, wrap
+from .wrap import as_python, guard_keys, guard_missing, key_in, key_of, part, realize, wrap
 
 
 def is_missing(tx, dictionary: DictVal, key: AbstractValue) -> bool:
     """Whether there is no such key, which is then guarded."""
-    k = key_of(tx, key, dictionary.items)
+    k = key_in(tx, dictionary, key)
     if k not in dictionary.items:
         guard_missing(tx, dictionary, k)
     return k not in dictionary.items
@@ -199,7 +199,7 @@ def set_item(tx: Tracer, container: AbstractValue, key: AbstractValue, value: Ab
         store_in_dict(tx, container.owner, key, value)
     elif kind is DictVal:
         touch(tx, container)
-        k = key_of(tx, key)
+        k = key_in(tx, container, key)
         container.items[k] = container.items[k][0] if k in container.items else key, value
     elif kind is ListVal:
         index = index_of(tx, key)

@@ -69,9 +69,12 @@ def wrap(tx: Tracer, real, source: Source | None = None) -> AbstractValue:
     if known is not None:
         if source is not None and is_fixed(real):
             guard_identity(tx, real, source)
-        elif source is not None and known.source is not None and source != known.source:
-            if not isinstance(source, ConstantSource) and not isinstance(known.source, ConstantSource):
+        elif source != known.source:
+            found = [s for s in (source, known.source) if s is not None and not isinstance(s, ConstantSource)]
+            if len(found) == 2:
                 guard(tx, source, "ALIASED", known.source)
+            elif found and getattr(known, "real", None) is real:          # it is this very object, whatever else leads to it
+                guard(tx, found[0], "ID_MATCH", real)
         return known
     value = build(tx, real, kind, source)
     tx.tracked[id(real)] = value
@@ -492,6 +495,30 @@ def key_of(tx, value: AbstractValue, among=()):
 # nothing: the dictionary may change as it likes, as long as this one key stays away.
 
 # %%
+def key_in(tx, dictionary: DictVal, value: AbstractValue):
+    """The key under which `value` is in the dictionary, or would be. An object in it that is found is guarded to be that very
+    object (`wrap` does that), one that is not found to be none of those in keys that nothing else leads to."""
+    key = key_of(tx, value, dictionary.items)
+    if type(key) in (ByIdentity, tuple) and key in dictionary.items:
+        key_of(tx, realize(tx, dictionary.items[key][0]))
+    elif objects := identified(key):
+        known = {id(o): constant_source(tx, o) for o in identified(tuple(dictionary.items)) if source_of(tx, o) is None}
+        for o in objects if known else ():
+            guard(tx, source_of(tx, o), "NOT_ALIASED", tuple(known.values()))
+    return key
+
+
+def identified(key) -> list:
+    """The real objects in a key that are told apart by identity."""
+    if type(key) is tuple:
+        return [o for part in key for o in identified(part)]
+    return [key.value] if type(key) is ByIdentity and not isinstance(key.value, AbstractValue) else []
+
+
+def source_of(tx, real) -> Source | None:
+    return tx.tracked[id(real)].source if id(real) in tx.tracked else None
+
+
 def keyed(tx, values) -> dict:
     """The items of a set of `values`: of equal ones, the first."""
     found = {}

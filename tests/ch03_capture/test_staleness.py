@@ -342,3 +342,93 @@ def test_a_cached_property_is_computed_once():
     for known in (table, Table(), table):
         assert torch.equal(compiled(known, t), 2 * t)
     assert len(computed) == 3
+
+
+class Key:
+    pass
+
+
+def value_of(x, o, d):
+    return x * d[o]
+
+
+def presence(x, o, d):
+    return x * 2 if o in d else x * 3
+
+
+def value_or_default(x, o, d):
+    return x * d.get(o, 7.0)
+
+
+def in_a_copy(x, o, d):
+    d = {**d, o: 9.0}
+    return x * len(d), x * sum(d.values())
+
+
+def written(x, o, d):
+    d[o] = x.sum()
+    return x + sum(d.values())
+
+
+def met_among_the_keys(x, o, d):
+    return [x * v for k, v in d.items() if k is o]
+
+
+def part_of_a_key(x, o, d):
+    return x * {(k, 1): v for k, v in d.items()}.get((o, 1), 7.0)
+
+
+def part_of_a_known_key(x, o, d, pairs={}):
+    for k, v in d.items():
+        pairs.setdefault((k, 1), v)
+    return x * pairs.get((o, 1), 7.0)
+
+
+@pytest.mark.parametrize("function", [value_of, presence, value_or_default, in_a_copy, written, met_among_the_keys, part_of_a_key,
+                                      part_of_a_known_key])
+@pytest.mark.parametrize("make", [Key, lambda: torch.ones(1), lambda: torch.nn.Linear(1, 1)], ids=["object", "tensor", "module"])
+def test_a_key_is_one_object_and_the_next_another(function, make):
+    """What was found at an object, or not found, says nothing about the next object."""
+    objects, x = [make() for _ in range(4)], torch.ones(2)
+    table, same = ({o: float(n) for n, o in enumerate(objects[:2])} for _ in range(2))
+    compiled, eager = minicompile.compile(function, backend="eager"), types.FunctionType(
+        function.__code__.replace(), globals(), argdefs=({},) if function.__defaults__ else None)
+    for o in (objects[0], objects[1], objects[2], objects[0], objects[3], objects[2]):
+        answers = []
+        for f, d in ((compiled, table), (eager, same)):
+            try:
+                answers.append(f(x, o, d))
+            except KeyError as error:
+                answers.append(type(error))
+        assert str(answers[0]) == str(answers[1]) and list(table) == list(same)
+
+
+def test_an_object_that_is_new_at_each_call_in_a_dictionary_of_the_trace_is_one_version():
+    def f(x, o):
+        seen = {o: 1}
+        return x * seen[o] if o in seen else x
+    compiled = minicompile.compile(f, backend="eager", fullgraph=True)
+    with minicompile.config.patch(recompile_limit=1):
+        for _ in range(4):
+            compiled(torch.ones(2), Key())
+
+
+def test_a_new_parameter_has_no_state_in_the_optimizer():
+    def train(wrap):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(3, 2)
+        opt = torch.optim.Adam(net.parameters(), 0.1)
+
+        def step(x):
+            opt.zero_grad()
+            net(x).square().sum().backward()
+            opt.step()
+        step = wrap(step)
+        for i in range(6):
+            if i == 4:
+                net.bias = opt.param_groups[0]["params"][1] = torch.nn.Parameter(torch.zeros(2))
+            step(torch.full((2, 3), i + 1.0))
+        return net.bias, [state["step"].item() for state in opt.state.values()]
+    got, want = train(lambda f: minicompile.compile(f, backend="aot_eager")), train(lambda f: f)
+    torch.testing.assert_close(got[0], want[0])
+    assert got[1] == want[1] == [6, 4, 2]
