@@ -113,9 +113,9 @@ def is_viewed(t: torch.Tensor) -> bool:
 @REFUSALS.of(*overloads(aten.as_strided, aten.as_strided_copy))
 def check_storage(func, t: FakeTensor, sizes, strides, offset=None, **kwargs) -> None:
     """`as_strided` beyond the memory that there is, which a meta tensor does not have."""
-    form = [tuple(map(present, sizes)), tuple(map(present, strides)), present(t.storage_offset() if offset is None else offset)]
+    form = [tuple(sizes), tuple(strides), t.storage_offset() if offset is None else offset]
     there = t.meta.untyped_storage().nbytes()
-    if type(there) is int and 0 not in form[0] and (needed := length_of(form) * t.dtype.itemsize) > there:
+    if not any(n == 0 for n in sizes) and (needed := length_of(form) * t.dtype.itemsize) > there:
         raise RuntimeError(f"setStorage: sizes {list(form[0])}, strides {list(form[1])}, storage offset {form[2]} "
                            f"require {needed} bytes, out of bounds for storage of size {there}")
 

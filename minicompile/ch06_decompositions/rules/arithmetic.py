@@ -33,12 +33,14 @@ def agree(op, operands, rest=(), **kwargs):
     return op(*rest, *converted, **kwargs)
 
 
-def converted(fn):
+def converted(fn, floats: bool = False):
     """Convert the tensor operands of a formula to their promoted dtype, and run it in float32 if that is a half. Eager's kernels
-    do so before they compute: of float32 factors and a float64 summand, the product is already one of float64."""
+    do so before they compute: of float32 factors and a float64 summand, the product is already one of float64. floats: integers become
+    floats, each from its own dtype; 2006 does not become the byte -42 first, because the other operand has bytes."""
     @functools.wraps(fn)
     def convert(*args, **kwargs):
         dtype = promoted(*(x for x in args if isinstance(x, torch.Tensor)))
+        dtype = torch.get_default_dtype() if floats and not dtype.is_floating_point else dtype
         return in_float32(fn)(*(x.to(dtype) if isinstance(x, torch.Tensor) else x for x in args), **kwargs)
     return convert
 
@@ -337,8 +339,8 @@ def _times_log(x, y, log):
 
 
 formulas({
-    "xlogy.Tensor xlogy.Scalar_Self xlogy.Scalar_Other": converted(lambda x, y: _times_log(x, y, torch.log)),
-    "special_xlog1py": converted(lambda x, y: _times_log(x, y, torch.log1p)),
+    "xlogy.Tensor xlogy.Scalar_Self xlogy.Scalar_Other": converted(lambda x, y: _times_log(x, y, torch.log), floats=True),
+    "special_xlog1py": converted(lambda x, y: _times_log(x, y, torch.log1p), floats=True),
 })
 
 
