@@ -439,8 +439,7 @@ FIXED = (type, types.BuiltinFunctionType, types.ModuleType, torch.finfo, torch.i
 
 # %%
 def key_of_real(tx, key):
-    if type(key) in CONSTANT_TYPES or isinstance(key, (type, enum.Enum, types.FunctionType,
-                                                       types.BuiltinFunctionType)):
+    if type(key) in CONSTANT_TYPES or isinstance(key, (type, enum.Enum, types.FunctionType, types.BuiltinFunctionType)) and is_fixed(key):
         return key
     if type(key) is tuple:
         return tuple(key_of_real(tx, k) for k in key)

@@ -386,7 +386,8 @@ def part_of_a_known_key(x, o, d, pairs={}):
 
 @pytest.mark.parametrize("function", [value_of, presence, value_or_default, in_a_copy, written, met_among_the_keys, part_of_a_key,
                                       part_of_a_known_key])
-@pytest.mark.parametrize("make", [Key, lambda: torch.ones(1), lambda: torch.nn.Linear(1, 1)], ids=["object", "tensor", "module"])
+@pytest.mark.parametrize("make", [Key, lambda: torch.ones(1), lambda: torch.nn.Linear(1, 1), lambda: lambda: 1],
+                         ids=["object", "tensor", "module", "function"])
 def test_a_key_is_one_object_and_the_next_another(function, make):
     """What was found at an object, or not found, says nothing about the next object."""
     objects, x = [make() for _ in range(4)], torch.ones(2)
