@@ -351,6 +351,10 @@ def test_an_int_becomes_an_input(name):
     agree(function, [(torch.randn(8, 9), n) for n in values], "loops", graphs=3 if name == "view" else 2)
 
 
+def test_equal_ints_are_one_object_whether_they_vary_or_not():
+    agree(lambda x, a, b: x * 2 if a is b else x, [(torch.ones(2), a, b) for a, b in ((3, 5), (4, 5), (6, 5), (5, 5))], graphs=3)
+
+
 def test_small_ints_and_signs_are_versions_of_their_own():
     agree(lambda x, n: x + n, [(torch.randn(3), n) for n in (3, -5, 0, 1, -1, 9, -9, 20, -33)], graphs=6)
 

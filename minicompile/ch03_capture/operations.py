@@ -287,7 +287,7 @@ def emit_float(tx: Tracer, op: str, args) -> AbstractValue:
 #
 # `identical` is Python's `is`. One value stands for one object, so a value is itself. Two constants may be
 # one object too: Python keeps one of each small integer and of each short string, and they are taken for
-# one if type and value agree. Where two objects of one class are found to be different, the trace has
+# one if type and value agree, and so are numbers that vary. Where two objects of one class are found to be different, the trace has
 # learnt something that the next call may contradict by passing the same object twice. `told_apart` collects
 # such classes, and capture guards that their objects are different ones.
 
@@ -389,6 +389,9 @@ def identical(a: AbstractValue, b: AbstractValue) -> bool:
     if type(a) is Const and type(b) is Const:
         return a.value is b.value or type(a.value) is type(b.value) and type(a.value) in (int, str, bool) \
             and a.value == b.value
+    if SymVal in (type(a), type(b)) and {type(a), type(b)} <= {Const, SymVal} and a.cls is b.cls:
+        left, right = (v.sym if type(v) is SymVal else v.value for v in (a, b))
+        return bool(left == right)
     if type(a) is ObjVal and type(b) is ObjVal and a.real is b.real and a.real is not NEW:
         return True
     if a.cls is b.cls:
