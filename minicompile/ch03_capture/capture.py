@@ -45,7 +45,7 @@ from .interpreter import Frame, StopTrace, has_cleanup, run
 from .operations import BRANCH_ON_VALUES
 from .tensors import OPERATORS
 from .tracer import Tracer, location
-from .values import Lazy, MISSING, ObjVal, SymVal, TensorVal, UserError, class_reads, describe, told_apart
+from .values import Lazy, MISSING, NEW, ObjVal, SymVal, TensorVal, UserError, class_reads, describe, told_apart
 from .wrap import guard_unseen, is_fixed, realize, wrap
 
 
@@ -277,13 +277,20 @@ def closing_lines(ep: Epilogue, done: Trace) -> list:
 
 def guard_aliasing(tx):
     """What was written to, or told apart from others, has to be apart from what was found elsewhere. A tensor
-    of a module and another one are left to the runtime, which compares addresses. Tensors whose guards differ are not one."""
+    of a module and another one are left to the runtime, which compares addresses. Tensors whose guards differ are not one. Objects
+    that share a `__dict__` are two values of the trace, which would not see each other's writes."""
     found: dict = {}
     for value in tx.tracked.values():
         if type(value) is SymVal or value.source is None or is_fixed(getattr(value, "real", None)):
             continue
         found.setdefault(value.cls, []).append(value)
-    groups = [found.get(cls, ()) for cls in tx.told_apart.union(v.cls for v, _ in tx.effects.changed.values())]
+    changed = {v.cls for v, _ in tx.effects.changed.values()}
+    for cls in changed:
+        objects = [v.real for v in found.get(cls, ()) if type(v) is ObjVal and v.real is not NEW and cls.__dictoffset__]
+        owned = [object.__getattribute__(o, "__dict__") for o in objects]
+        if len(set(map(id, owned))) < len(objects):
+            raise SkipFrame("two objects have one __dict__, and one of them is written to")
+    groups = [found.get(cls, ()) for cls in tx.told_apart | changed]
     tensors = [v for values in found.values() for v in values if type(v) is TensorVal]
     if written_storages(tx) & {storage_key(v.fake) for v in tensors}:
         alike: dict = {}

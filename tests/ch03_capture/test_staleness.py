@@ -404,6 +404,21 @@ def test_a_key_is_one_object_and_the_next_another(function, make):
         assert str(answers[0]) == str(answers[1]) and list(table) == list(same)
 
 
+def test_objects_that_share_their_state():
+    state = {"count": 1}
+
+    class Borg:
+        def __init__(self):
+            self.__dict__ = state
+
+    def f(x, a, b):
+        a.count = b.count + 1
+        return x * b.count
+    compiled, a, b = minicompile.compile(f, backend="eager"), Borg(), Borg()
+    for count in (2, 3, 4):
+        assert compiled(torch.ones(1), a, b) == b.count == count
+
+
 def test_an_object_that_is_new_at_each_call_in_a_dictionary_of_the_trace_is_one_version():
     def f(x, o):
         seen = {o: 1}
