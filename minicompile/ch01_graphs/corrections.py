@@ -41,7 +41,10 @@ def _channels_last(t: torch.Tensor) -> bool:
 
 
 def _convolution_layout(out, x, weight, device):
-    """cuDNN and oneDNN answer in channels_last if input or weight is; the meta kernel does not know."""
+    """cuDNN and oneDNN answer in channels_last if input or weight is; the meta kernel does not know. They see a single dim as the
+    last of two, and `x` row by row then: its strides may mean either where sizes are 1."""
+    if out.dim() == 3:
+        return _convolution_layout(*(t.unsqueeze(2) for t in (out, x.contiguous(), weight)), device).squeeze(2)
     if not (_channels_last(x) or _channels_last(weight)):
         return out
     if device.type == "cuda" and x.dtype == torch.float64:

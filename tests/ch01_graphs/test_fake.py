@@ -13,6 +13,7 @@ from minicompile.ch01_graphs import composites, recipes, refusals
 from minicompile.ch01_graphs.composites import cast_as_autocast, with_symbols
 from minicompile.ch01_graphs.fake import FakeMode, FakeTensor, storage_key
 from minicompile.ch01_graphs.graph import interpret, print_graph
+from minicompile.ch01_graphs.layouts import same_layout
 from minicompile.ch01_graphs.operators import DataDependent, ask
 from minicompile.ch01_graphs.recipes import fake_call
 from minicompile.ch01_graphs.shapes import ShapeEnv, expr_of
@@ -421,3 +422,17 @@ def test_dtypes_of_a_group_norm_of_halves(parameter):
     real = forward_and_backward(x, weight)
     assert [t is not None and t.dtype for t in fakes][:4 if weight is None else 6] == \
         [t is not None and t.dtype for t in real][:4 if weight is None else 6]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_strides_of_a_convolution_along_one_dim(dtype, transposed):
+    """Sizes of 1 and permuted operands: what looks as if channels vary fastest decides about the strides of the result."""
+    op, rest = torch.ops.aten.convolution.default, (None, [1], [0], [1], transposed, [0], 1)
+    for n, channels, length, out in itertools.product((1, 2), (1, 2, 4), (1, 3), (1, 2)):
+        for order, turned in itertools.product(itertools.permutations(range(3)), [(0, 1, 2), (1, 0, 2), (0, 2, 1)]):
+            shapes = (n, channels, length), ((channels, out, 1) if transposed else (out, channels, 1))
+            x, w = (torch.ones([shape[d] for d in p], dtype=dtype).permute([p.index(d) for d in range(3)])
+                    for shape, p in zip(shapes, (order, turned)))
+            fake = ask(op, (*(FakeTensor(t.to("meta"), t.device) for t in (x, w)), *rest), {})
+            assert same_layout(op(x, w, *rest), fake), (x.shape, x.stride(), w.shape, w.stride())
