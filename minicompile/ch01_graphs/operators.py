@@ -14,6 +14,9 @@
 
 # %%
 import contextlib
+import functools
+import re
+from pathlib import Path
 
 import torch
 from torch.utils import _pytree as pytree
@@ -53,20 +56,58 @@ def _check_data_dependent(func, args):
 # A meta tensor does not know it, so it is decided here. A call may name a device. A few operators follow
 # their first operand whatever the others are, for instance a copy into a tensor. In all other cases the
 # tensors have to agree, and an operator that gets tensors of two devices raises the error that eager raises.
+#
+# May a CPU tensor without dimensions stand beside tensors of a GPU? `x + t` takes one, `x.clamp(max=t)` refuses it, and meta kernels
+# let both pass. The difference is a line in PyTorch's table of operators, which is installed beside it: a CUDA kernel is called only
+# after a comparison of devices, except where the table says `device_check: NoCheck`. It says so of kernels that are loops over
+# elements, which read such a tensor as a number; a few of them do so at some places only. What a loop writes is never a number to it.
 
 # %%
-def _common_device(tensors: list[torch.Tensor]) -> torch.device:
-    """Where an operator on these tensors runs. CPU scalars go along with tensors of any device."""
-    device = next((t for t in tensors if t.dim() or t.device.type != "cpu"), tensors[0]).device
+@functools.cache
+def of_one_device() -> set[str]:
+    """The names of operators whose CUDA kernels take only tensors of one device."""
+    table = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
+    entries = re.split("^- func: ", table.read_text(), flags=re.M)[1:] if table.exists() else []
+    return {f"aten::{entry.split('(')[0]}" for entry in entries if "device_check: NoCheck" not in entry
+            and re.search(r"^    [\w, ]*\bCUDA\b|^  structured_delegate", entry, re.M)}
+
+
+NUMBERS_AT = {                          # the places of operands, if not all
+    **dict.fromkeys("addcdiv complex embedding huber_loss_backward masked_scatter smooth_l1_loss smooth_l1_loss_backward stack"
+                    .split(), ()),
+    **dict.fromkeys("logical_and logical_or logical_xor soft_margin_loss".split(), (1,)),
+    **dict.fromkeys("addcmul lerp masked_fill".split(), (2,)), "soft_margin_loss_backward": (0, 2)}
+
+
+# %% [markdown]
+# The device is that of a tensor on a GPU, if there is one, and tensors elsewhere have to be numbers to the operator.
+
+# %%
+def _numbers(func, args, kwargs) -> list:
+    """The operands that may be numbers of a CPU."""
+    if func.name() in of_one_device():
+        return []
+    places = NUMBERS_AT.get(func._schema.name.removeprefix("aten::").rstrip("_"), range(len(args)))
+    written = [a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments]
+    return leaves([x for i in places if i < len(args) and not written[i] for x in leaves([args[i]], {})], kwargs)
+
+
+def _common_device(func, args, kwargs, tensors: list[torch.Tensor]) -> torch.device:
+    """Where an operator on these tensors runs."""
+    if len({t.device for t in tensors}) == 1:
+        return tensors[0].device
+    device, numbers = next(t.device for t in tensors if t.device.type != "cpu"), _numbers(func, args, kwargs)
     for t in tensors:
-        if t.device != device and t.dim() != 0:
+        if t.device != device and (t.dim() or t.device.type != "cpu" or not any(t is x for x in numbers)):
             raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two "
                                f"devices, {device} and {t.device}!")
     return device
 
 
-FIRST_DECIDES = {aten.copy_.default, aten.copy.default, aten.index.Tensor, aten.index_put.default,
-                 aten.index_put_.default, aten._index_put_impl_.default}
+FIRST_DECIDES = {op for name in ("copy_ copy index.Tensor index_put index_put_ _index_put_impl_ select_scatter slice_scatter "
+                                 "diagonal_scatter as_strided_scatter index_fill.int_Tensor index_fill_.int_Tensor "
+                                 "index_fill.int_Scalar index_fill_.int_Scalar").split()
+                 for packet, _, kind in [name.partition(".")] for op in [getattr(getattr(aten, packet), kind or "default")]}
 
 
 def _result_device(func, args, kwargs, tensors: list[torch.Tensor]) -> torch.device:
@@ -77,7 +118,7 @@ def _result_device(func, args, kwargs, tensors: list[torch.Tensor]) -> torch.dev
         return device
     if func in FIRST_DECIDES:
         return args[0].device
-    return _common_device(tensors) if tensors else torch.device("cpu")
+    return _common_device(func, args, kwargs, tensors) if tensors else torch.device("cpu")
 
 
 # %% [markdown]

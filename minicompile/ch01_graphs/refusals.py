@@ -120,10 +120,20 @@ def check_storage(func, t: FakeTensor, sizes, strides, offset=None, **kwargs) ->
                            f"require {needed} bytes, out of bounds for storage of size {there}")
 
 
+def check_devices(tensor, others) -> None:
+    if any(isinstance(t, torch.Tensor) and t.device != tensor.device for t in others):
+        raise RuntimeError("expected tensors on the device of the indexed tensor")
+
+
+@REFUSALS.of(*overloads(aten.index_fill, aten.index_fill_))
+def check_filled(func, tensor, dim, index, value) -> None:
+    check_devices(tensor, [index])
+
+
 @REFUSALS.of(aten.index.Tensor, *overloads(aten.index_put, aten.index_put_, aten._index_put_impl_))
 def check_indices(func, tensor, indices, *args, **kwargs) -> None:
-    """What the kernel of an `index_put` refuses and its meta kernel does not look at: floats, and masks of
-    another shape."""
+    """What the kernel of an `index_put` refuses and its meta kernel does not look at: floats, masks of another shape, and devices."""
+    check_devices(tensor, [t for t in args[:1] if t.dim()] if args else indices if tensor.device.type == "cpu" else [])
     d = 0
     for index in indices:
         if isinstance(index, torch.Tensor) and (index.is_floating_point() or index.is_complex()):

@@ -1,0 +1,111 @@
+"""Which operands may be on a CPU where others are on a GPU: what fakes say, and on a GPU what eager says."""
+import itertools
+import warnings
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from minicompile.ch01_graphs.fake import FakeTensor
+from minicompile.ch01_graphs.operators import ask, of_one_device
+from minicompile.errors import Unsupported
+from tests.opinfo import samples_of
+
+aten = torch.ops.aten
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def outcome(call, op, args, kwargs) -> str:
+    """"refused", or the kind of device of the first result, or nothing where there is none to compare."""
+    try:
+        results = [t for t in pytree.tree_leaves(call(op, args, kwargs)) if isinstance(t, torch.Tensor)]
+    except Unsupported:
+        return ""
+    except (RuntimeError, TypeError, IndexError) as error:
+        return "refused" if "device" in str(error) or "CPU" in str(error) else ""
+    return results[0].device.type if results else ""
+
+
+def placed(flat, spec, devices, place):
+    remaining = iter(devices)
+    return pytree.tree_unflatten([place(x, next(remaining)) if isinstance(x, torch.Tensor) else x for x in flat], spec)
+
+
+def fake(t, device):
+    return FakeTensor(t.detach().to("meta"), device)
+
+
+# Measured on an H100. "c" and "g": dimensions of an operand on a CPU or a GPU
+@pytest.mark.parametrize("op, operands, expected", [
+    (aten.add.Tensor, "g2 c0", "cuda"), (aten.add.Tensor, "c0 g2", "cuda"), (aten.add.Tensor, "c1 g0", "refused"),
+    (aten.add_.Tensor, "g2 c0", "cuda"), (aten.add_.Tensor, "c0 g0", "refused"), (aten.maximum.default, "g2 c0", "cuda"),
+    (aten.clamp_min.Tensor, "g2 c0", "refused"), (aten.nextafter.default, "g2 c0", "refused"), (aten.mse_loss.default, "g2 c0", "cuda"),
+    (aten.logical_and.default, "g2 c0", "cuda"), (aten.logical_and.default, "c0 g2", "refused"), (aten.complex.default, "g2 c0", "refused"),
+    (aten.addcmul.default, "g2 g2 c0", "cuda"), (aten.addcmul.default, "g2 c0 g2", "refused"),
+    (aten.addcdiv.default, "g2 g2 c0", "refused"), (aten.lerp.Tensor, "g2 g2 c0", "cuda"), (aten.lerp_.Tensor, "g2 c0 g2", "refused"),
+    (aten.copy_.default, "c2 g2", "cpu"),
+    (aten.bucketize.Tensor, "c0 g1", "refused"), (aten.mm.default, "g2 c2", "refused"), (aten.silu_backward.default, "g2 c0", "refused")])
+def test_where_a_fake_may_be(op, operands, expected):
+    args = [fake(torch.ones((2,) * int(dims)), GPU if kind == "g" else CPU) for kind, dims in operands.split()]
+    assert outcome(ask, op, args, {}) == expected
+
+
+def test_the_devices_of_indices():
+    x, i, m = torch.ones(3, 3), torch.tensor([1, 2]), torch.ones(3, 3, dtype=torch.bool)
+    for op, devices, args, expected in [
+            (aten.index.Tensor, "gc", (x, [i]), "cuda"), (aten.index.Tensor, "cg", (x, [i]), "refused"),
+            (aten.index_put.default, "ggc", (x, [i], x[0, 0]), "cuda"), (aten.index_put.default, "gcc", (x, [i], x[0]), "refused"),
+            (aten.index_put.default, "cgc", (x, [i], x[0]), "cpu"), (aten.index_fill.int_Scalar, "gc", (x, 0, i, 2.0), "refused"),
+            (aten.index_fill.int_Tensor, "ccg", (x, 0, i, x[0, 0]), "cpu"), (aten.masked_fill.Tensor, "ggc", (x, m, x[0, 0]), "cuda"),
+            (aten.masked_fill.Scalar, "gc", (x, m[0, 0], 2.0), "refused"), (aten.select_scatter.default, "gc", (x, x[0], 0, 1), "cuda")]:
+        flat, spec = pytree.tree_flatten(args)
+        assert outcome(ask, op, placed(flat, spec, [GPU if d == "g" else CPU for d in devices], fake), {}) == expected, (op, devices)
+
+
+def test_the_table_of_operators_is_there():
+    assert {"aten::mm", "aten::clamp.Tensor", "aten::gather"} <= of_one_device()
+    assert not {"aten::add.Tensor", "aten::where.self", "aten::copy_"} & of_one_device()
+
+
+class Calls(TorchDispatchMode):
+    """The calls of operators with two tensors or three."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        flat, spec = pytree.tree_flatten((args, kwargs or {}))
+        if 1 < sum(isinstance(x, torch.Tensor) for x in flat) < 4 and not any(isinstance(x, torch.device) for x in flat):
+            self.found.append((func, [x.clone() if isinstance(x, torch.Tensor) else x for x in flat], spec))
+        return func(*args, **(kwargs or {}))
+
+
+# With indices that may be out of range, which on a GPU is the end of the process; and what says of the devices only what its parts say
+LEFT = "take put gather scatter index_ embedding one_hot segment mode nll_loss cross_entropy ctc rrelu sparse pinv lstsq linspace logspace"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", [op for op in op_db if not any(word in op.name for word in LEFT.split())], ids=lambda op: op.formatted_name)
+def test_fakes_are_where_eager_is(op):
+    calls, wrong, asked = Calls(), [], set()
+    with calls, warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        for sample in samples_of(op, torch.float32, 6) if torch.float32 in op.supported_dtypes("cpu") else []:
+            op.op(sample.input.detach() if isinstance(sample.input, torch.Tensor) else sample.input, *sample.args, **sample.kwargs)
+    for func, flat, spec in calls.found:
+        tensors = [x for x in flat if isinstance(x, torch.Tensor)]
+        for number, devices in itertools.product((None, *range(len(tensors))), itertools.product((CPU, GPU), repeat=len(tensors))):
+            form = [x.flatten()[0] if number is not None and x is tensors[number] and x.numel() else x for x in flat]
+            key = func, devices, tuple(x.dim() for x in form if isinstance(x, torch.Tensor))
+            if len(set(devices)) == 1 or key in asked:
+                continue
+            asked.add(key)
+            everywhere = outcome(lambda f, a, k: f(*a, **k), func, *placed(form, spec, [GPU] * len(tensors), torch.Tensor.to))
+            real = outcome(lambda f, a, k: f(*a, **k), func, *placed(form, spec, devices, torch.Tensor.to))
+            said = outcome(ask, func, *placed(form, spec, devices, fake))
+            if everywhere == "cuda" and real and said and real != said:
+                wrong.append((str(func), *key[1:], real, said))
+    assert not wrong
