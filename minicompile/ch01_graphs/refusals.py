@@ -82,6 +82,8 @@ def check_fill(func, *args, dtype=None, **kwargs) -> None:
 @REFUSALS.of(*SCATTERED)
 def check_scattered(func, x, source, *args, **kwargs) -> None:
     part = FakeTensor.run(SCATTERED[func], (x, *args), kwargs)
+    if source.device != x.device:
+        raise Unsupported(f"{func} of a source on another device, which it copies")
     if part.shape != source.shape:
         raise RuntimeError(f"expected a source of size {list(part.shape)}, got {list(source.shape)}")
     if func is aten.as_strided_scatter.default and any(step == 0 and size > 1 for size, step in zip(part.shape, part.stride())):

@@ -59,7 +59,7 @@ def test_the_devices_of_indices():
             (aten.index_put.default, "ggc", (x, [i], x[0, 0]), "cuda"), (aten.index_put.default, "gcc", (x, [i], x[0]), "refused"),
             (aten.index_put.default, "cgc", (x, [i], x[0]), "cpu"), (aten.index_fill.int_Scalar, "gc", (x, 0, i, 2.0), "refused"),
             (aten.index_fill.int_Tensor, "ccg", (x, 0, i, x[0, 0]), "cpu"), (aten.masked_fill.Tensor, "ggc", (x, m, x[0, 0]), "cuda"),
-            (aten.masked_fill.Scalar, "gc", (x, m[0, 0], 2.0), "refused"), (aten.select_scatter.default, "gc", (x, x[0], 0, 1), "cuda")]:
+            (aten.masked_fill.Scalar, "gc", (x, m[0, 0], 2.0), "refused"), (aten.select_scatter.default, "gc", (x, x[0], 0, 1), "")]:
         flat, spec = pytree.tree_flatten(args)
         assert outcome(ask, op, placed(flat, spec, [GPU if d == "g" else CPU for d in devices], fake), {}) == expected, (op, devices)
 
