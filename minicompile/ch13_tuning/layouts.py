@@ -152,9 +152,8 @@ class Turned:
         """What was one memory and is two, or was two and is one (a copy that has nothing to copy any more), is seen where it is
         written afterwards or leaves in two results."""
         results = [n for n in next(iter(self.gm.graph.find_nodes(op="output"))).args[0] if isinstance(n, fx.Node)]
-        for node in results:
-            if self.is_turned(node):
-                self.seen |= memories(node.meta["val"])
+        for node in filter(self.is_turned, results):
+            self.seen |= memories(node.meta["val"])
         was, now = ({node: memories(v) for node, v in values} for values in (
             [(node, node.meta.get("val")) for node in self.values], self.values.items()))
         for node in self.values:
