@@ -211,6 +211,7 @@ FORMS = {
     **dict.fromkeys([aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default], _of_one_row),
     **dict.fromkeys([aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor,
                      aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor, aten.poisson.default], _row_by_row),
+    aten.angle.default: lambda out, x: out.contiguous() if x.is_complex() else out,
     **dict.fromkeys([aten.index_fill.int_Scalar, aten.index_fill.int_Tensor], lambda out, x, *_: torch.empty_like(x)),
 }
 CPU_FORMS = {

@@ -74,7 +74,7 @@ def check_convolved(func, x, weight, bias, stride, padding, dilation, transposed
 @REFUSALS.of(aten.full.default, aten.scalar_tensor.default)
 def check_fill(func, *args, dtype=None, **kwargs) -> None:
     """The number may not fit; of one element another kernel says so."""
-    if type(args[-1]) in (int, float):
+    if type(args[-1]) in (int, float, complex):
         with outside():
             torch.full((min(math.prod(map(present, *args[:-1])), 2),) if args[:-1] else (), args[-1], dtype=dtype)
 

@@ -66,11 +66,9 @@ def check_strided(tx: Tracer, name: str, fake, view, absolute: bool) -> None:
 
 # %%
 def guard_views(tx: Tracer, written) -> None:
-    """`written`, a fake, was changed in place. If it has no gradient itself, it may be what `detach` made of an input that has one, and
-    that counts its versions with it."""
-    value = tx.tensor_of_fake.get(id(written))
-    itself = written.requires_grad or value is not None and value.real is not None
-    for fake in [written] if itself else [v.fake for v in inputs_around(tx, written) if v.fake._version != v.version]:
+    """`written`, a fake, was changed in place. It may be what `detach` made of an input that has a gradient, and that counts its
+    versions with it."""
+    for fake in [written, *(v.fake for v in inputs_around(tx, written) if v.fake._version != v.version)]:
         if fake.requires_grad:
             guard_not_a_view(tx, fake)
 

@@ -120,10 +120,9 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
     changed = before != [f._version for f in fakes]
     if tx.made_in_inference:
         check_inference(tx, name, [f for f, version in zip(fakes, before) if f._version != version], fakes, result)
-    if changed and torch.is_grad_enabled():
-        for fake, version in zip(fakes, before):
-            if fake._version != version:
-                guard_views(tx, fake)
+    for fake, version in zip(fakes, before):
+        if fake._version != version and (torch.is_grad_enabled() or fake._is_view() and fake.requires_grad):
+            guard_views(tx, fake)
     if not changed and not holds_tensor(result) and result is not None:
         return wrap_constant(tx, result)
     if not changed and isinstance(result, FakeTensor) and id(result) in tx.tensor_of_fake:

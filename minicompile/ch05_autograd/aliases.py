@@ -168,9 +168,9 @@ def read(b: GraphBuilder, alias: Alias) -> fx.Node:
 
 def looks_otherwise(view, base: fx.Node, fake: FakeTensor) -> bool:
     """Does `view` need strides of `fake`, the tensor in eager, that `base`, its present contents, does not have? A change of
-    dtype asks for the last one, also of a dim of size 1."""
+    dtype asks for all of them, also of dims of size 1."""
     return view is aten.view.default and not same_layout(base.meta["val"], fake) or \
-        view is aten.view.dtype and base.meta["val"].stride()[-1:] != fake.stride()[-1:]
+        view is aten.view.dtype and base.meta["val"].stride() != fake.stride()
 
 
 # %% tags=["exercise:write-through-view"]
@@ -294,14 +294,21 @@ SCATTER = {aten.select.int: aten.select_scatter.default, aten.slice.Tensor: aten
            aten.diagonal.default: aten.diagonal_scatter.default}
 
 
+def scatter(b, op, parent, *args, **kwargs) -> fx.Node:
+    """The kernels copy all of the memory around `parent`, in units of its dtype, of which there may be no whole number."""
+    if parent.meta["val"].meta.untyped_storage().nbytes() % parent.meta["val"].element_size() != 0:
+        parent = emit(b, aten.clone.default, (parent,))
+    return emit(b, op, (parent, *args), kwargs)
+
+
 @UNDO.of(*SCATTER)
 def undo_window(b, step, parent, new):
-    return emit(b, SCATTER[step.target], (parent, new, *step.args), step.kwargs)
+    return scatter(b, SCATTER[step.target], parent, new, *step.args, **step.kwargs)
 
 
 @UNDO.of(aten.unbind.int)
 def undo_unbind(b, step, parent, new):
-    return emit(b, aten.select_scatter.default, (parent, new, step.args[0] if step.args else 0, step.index))
+    return scatter(b, aten.select_scatter.default, parent, new, step.args[0] if step.args else 0, step.index)
 
 
 @UNDO.of(aten.split.Tensor, aten.split_with_sizes.default)
@@ -309,7 +316,7 @@ def undo_split(b, step, parent, new):
     dim = step.args[1] if len(step.args) > 1 else step.kwargs.get("dim", 0)
     sizes = step.args[0] if isinstance(step.args[0], (list, tuple)) else [step.args[0]] * step.index
     start, length = sum(sizes[:step.index]), expr_of(new.meta["val"].shape[dim])
-    return emit(b, aten.slice_scatter.default, (parent, new, dim, start, start + length))
+    return scatter(b, aten.slice_scatter.default, parent, new, dim, start, start + length)
 
 # %% [markdown]
 # Views of the same memory as another dtype, and last what fits any view: `as_strided_scatter`, which states

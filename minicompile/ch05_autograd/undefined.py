@@ -23,7 +23,9 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.graph import Graph, copy_provenance, graph_module
+from ..ch01_graphs.layouts import inverse, memory_order
 from ..ch01_graphs.shapes import expr_of
+from ..ch01_graphs.symbolic import present
 from .cleanup import eliminate_dead_code
 
 aten = torch.ops.aten
@@ -84,12 +86,16 @@ def without_tangents(gm: fx.GraphModule, names: set[str], lost: Iterable[int] = 
     graph, env, absent = Graph(), {}, set()
 
     def value(node: fx.Node) -> fx.Node:
-        """The copy of `node`; zeros if it is absent but has to be there."""
+        """The copy of `node`; zeros that lie as it does if it is absent but has to be there."""
         if node not in env:
             val = node.meta["val"]
-            sizes, kind = [expr_of(s) for s in val.shape], {"dtype": val.dtype, "device": val.device}
-            env[node] = copy_provenance(graph.call_function(aten.full.default, (sizes, 0), kind), node)
-            env[node].meta["val"] = torch.empty_like(val, memory_format=torch.contiguous_format)
+            order = memory_order(*(list(map(present, form)) for form in (val.shape, val.stride())))
+            sizes, kind = [expr_of(val.shape[d]) for d in order], {"dtype": val.dtype, "device": val.device}
+            zeros = env[node] = copy_provenance(graph.call_function(aten.full.default, (sizes, 0), kind), node)
+            zeros.meta["val"] = torch.empty_like(val.permute(order), memory_format=torch.contiguous_format)
+            if order != sorted(order):
+                env[node] = copy_provenance(graph.call_function(aten.permute.default, (zeros, inverse(order))), node)
+                env[node].meta["val"] = zeros.meta["val"].permute(inverse(order))
         return env[node]
 
     for node in gm.graph.nodes:

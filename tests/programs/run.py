@@ -76,6 +76,7 @@ def run_seeds(args):
         text = KINDS[kind](seed, device) if kind.startswith("tensors") else KINDS[kind](seed)
         if (device == "cuda" or used == "triton") and indexes_outside(text.replace("DEVICE = 'cuda'", "DEVICE = 'cpu'")):
             continue
+        began = time.process_time()
         try:
             problem = check(text, used, statistics)
             if device == "cuda":
@@ -98,7 +99,8 @@ def run_seeds(args):
             small = None
             if shrink and problem[0] not in reduced and not problem[0].startswith(("plain", "syntax", "too long")):
                 reduced.add(problem[0])
-                small = reduce(text, lambda t: check(t, used, seconds=2.0), problem[0], seconds=shrink)
+                took = time.process_time() - began
+                small = reduce(text, lambda t: check(t, used, seconds=2 + took), problem[0], seconds=shrink)
             if keep:
                 os.makedirs(keep, exist_ok=True)
                 with open(f"{keep}/{seed}_{used}.py", "w") as file:

@@ -455,9 +455,10 @@ def eye(rows, columns=None, *, dtype=None, layout=None, device=None, pin_memory=
 
 @decomposition("block_diag")
 def block_diag(tensors):
+    dtype = promoted(*tensors)
     tensors = [t.reshape([1, 1]) if t.dim() == 0 else t.unsqueeze(0) if t.dim() == 1 else t for t in tensors]
     columns, left, rows = sum(t.shape[1] for t in tensors), 0, []
     for t in tensors:
         rows.append(aten.constant_pad_nd.default(t, [left, columns - left - t.shape[1]], 0))
         left += t.shape[1]
-    return torch.cat(rows, 0)
+    return torch.cat(rows, 0).to(dtype)
