@@ -256,3 +256,18 @@ def test_what_the_order_of_a_loop_decides_is_not_compared(write, chance):
     code = compile("import torch\ndef drive(compile_, call):\n    call(compile_(entry), torch.ones(2, 6))\n"
                    f"def entry(x):\n    {write}", "<planted>", "exec")
     assert compare.ordered_by_chance(code) is chance
+
+
+def test_what_the_middle_of_a_linspace_and_the_mean_beside_a_variance_are_is_not_compared():
+    """The one may be zero, and the other NaN where its terms are infinite."""
+    code = compile("import torch\ndef drive(compile_, call):\n    call(compile_(entry), torch.tensor([1, -torch.inf, 2]))\n"
+                   "def entry(x):\n    return torch.linspace(-1, 1, 7).sign(), torch.var_mean(x)[1], torch.var_mean(x[::2])[1]",
+                   "<planted>", "exec")
+    plain = compare.execute(code, lambda f: f, words=False)
+    others = [compare.execute(code, lambda f: f, words=False, around=lambda: compare.Noise(seed)) for seed in range(4)]
+    for zero, mean, finite, seen in ((3, -torch.inf, 1.5, False), (2, -torch.inf, 1.5, True), (3, -torch.inf, 1.51, True)):
+        def wrong(x):
+            return torch.arange(7.0).sub(zero).sign(), torch.tensor(mean), torch.tensor(finite)
+        got = compare.execute(code, lambda f: wrong, words=False)
+        found = [compare.difference(a, b, "", [o[i] for o in others]) for i, (a, b) in enumerate(zip(plain, got))]
+        assert any(found) == seen, found

@@ -127,7 +127,7 @@ class Noise(TorchDispatchMode):
             x = args[0].float() if args[0].dtype in HALF else args[0]
             return (x * 0.5 * (1 + self.disturbed((x * 0.5 ** 0.5).erf()))).to(out.dtype)
         if func is torch.ops.aten.var_mean.correction:              # of infinities eager makes NaN, or not, by where they stand
-            return out[0], args[0].mean(*args[1:2], keepdim=kwargs.get("keepdim", False))
+            return out[0], args[0].mean(args[1] if len(args) > 1 else None, keepdim=kwargs.get("keepdim", False))
         halves = any(isinstance(x, torch.Tensor) and x.dtype in HALF for x in leaves)
         one_step = torch.Tag.pointwise in func.tags or torch.Tag.core in func.tags
         writes = func.overloadpacket.__name__ in BATCH_NORMS or any(
