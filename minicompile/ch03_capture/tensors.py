@@ -344,7 +344,7 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
         node = (real if real is not None else fake).grad_fn
         guard(tx, part(AttrSource, tensor.source, name), "TYPE_MATCH", type(node))
         return ObjVal(real=node, cls=type(node))
-    if name == "grad" and (fake.is_leaf or tensor in tx.effects.retained):
+    if name == "grad" and (fake.is_leaf or tensor in tx.effects.retained or tensor in tx.effects.gradients):
         return gradient_of(tx, tensor)
     if name == "retains_grad" and (fake.is_leaf or real is None):
         return const(tensor in tx.effects.retained)
@@ -379,7 +379,7 @@ def gradient_of(tx: Tracer, leaf: TensorVal) -> AbstractValue:
 
 def set_gradient(tx: Tracer, leaf: TensorVal, gradient: AbstractValue):
     """`leaf.grad = gradient`; it happens at the end of the compiled function."""
-    if leaf not in tx.effects.retained and not leaf.fake.is_leaf or leaf.real is not None and not leaf.real.is_leaf:
+    if leaf.real is not None and not leaf.real.is_leaf:
         unsupported(tx, "the attribute grad of a tensor that is no leaf")
     if gradient is not NONE and (type(gradient) is not TensorVal or gradient is leaf or any(
             getattr(gradient.fake, fact) != getattr(leaf.fake, fact) for fact in ("shape", "dtype", "device"))):

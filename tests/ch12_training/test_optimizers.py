@@ -1,5 +1,6 @@
 """Whole training steps as one graph: every optimizer that does not decide on values, compared with eager step by step."""
 import copy
+import functools
 
 import pytest
 import torch
@@ -528,6 +529,40 @@ def test_optimizers_that_compute_with_other_values_still_work(name):
     compiled = minicompile.compile(run)
     for _ in range(3):
         torch.testing.assert_close(compiled(net, optimizer), run(twin, other), **TOLERANCE)
+
+
+def differentiated(p, gradient, make):
+    """A step that is itself differentiated, for the parameter and for its gradient."""
+    p = p.clone()
+    p.grad = gradient
+    make([p]).step()
+    return p
+
+
+def given_a_gradient(p, gradient, make):
+    p = p * 2
+    p.grad = gradient * 3
+    kept = p.grad
+    p.grad = None
+    seen = p.grad is None
+    p.grad = kept
+    return p, seen, p.grad is kept
+
+
+@pytest.mark.parametrize("rung", ["eager", "default"])
+@pytest.mark.parametrize("program", [differentiated, given_a_gradient])
+@pytest.mark.parametrize("name", sorted(DATABASE.keys() - {"Adafactor", "ASGD", "LBFGS", "Muon", "SparseAdam"}))
+def test_differentiable_optimizers(name, program, rung):
+    make = functools.partial(DATABASE[name].optim_cls, lr=0.1, differentiable=True)
+    start, slope = (torch.rand(5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    results = []
+    for function in (program, minicompile.compile(program, backend=rung, fullgraph=True)):
+        for _ in range(2):
+            found = function(start, slope, make)
+            new, *rest = found if isinstance(found, tuple) else [found]
+        gradient = None if new.grad is None else new.grad.detach()
+        results.append((new.detach(), *rest, gradient, *torch.autograd.grad(new.square().sum(), (start, slope), allow_unused=True)))
+    torch.testing.assert_close(*results)
 
 
 def test_one_graph():
