@@ -13,7 +13,7 @@ import torch
 import minicompile
 
 from . import generate, tensors, training
-from .compare import check
+from .compare import OUTSIDE, check
 from .reduce import reduce
 
 KINDS = {"python": generate.program, "tensors": tensors.program, "training": training.program,
@@ -36,10 +36,6 @@ def setup():
         torch.backends.cudnn.deterministic = True
     minicompile.config.raise_on_internal_error = True
     logging.disable(logging.CRITICAL)
-
-
-# What CPU kernels say of an index that is not there, or of a probability that is none.
-OUTSIDE = ("out of", "valid range", "invalid max index", "Class values", "probability tensor", "p_in >= 0", "between 0 and 1")
 
 
 def indexes_outside(text: str) -> bool:
