@@ -69,7 +69,7 @@ def passed(*tensors):
 #
 # A tensor becomes a point when its first hook is registered: from here on its value in the trace is what `passed` returns.
 # What was computed from it before goes past the point, and the hook would not see the gradient that comes from there.
-# That is a graph break, and it comes before this use. Otherwise both would leave the same graph, where the real
+# That is a graph break, and it comes before this use; of an input that was written, too, which has a new history then. Otherwise both would leave the same graph, where the real
 # tensor, which gets the hook, has no part in what was computed from it.
 #
 # A `Handle` is what the program gets, to remove its hook.
@@ -129,6 +129,17 @@ def used_since(tx: Tracer, tensor: TensorVal) -> int | None:
                 and any(edge in node.next_functions for node in known_history(v.fake))), default=None)
 
 
+def check_unused(tx: Tracer, tensor: TensorVal, reason: str) -> None:
+    """A break before the first use of a tensor whose history the trace has made, which an input gets when it is written."""
+    made = tensor.real is None or tensor.fake._version != tensor.version
+    if made and (since := used_since(tx, tensor)) is not None:
+        try:
+            unsupported(tx, reason)
+        except Unsupported as error:
+            error.step = step_of(tx, since) + 1
+            raise
+
+
 @METHODS.of((TensorVal, "register_hook"))
 def register_hook(tx: Tracer, self: TensorVal, hook: AbstractValue) -> AbstractValue:
     """tensor.register_hook(hook)"""
@@ -138,14 +149,9 @@ def register_hook(tx: Tracer, self: TensorVal, hook: AbstractValue) -> AbstractV
         return register_at_leaf(tx, self, hook, tx.effects.hooks)
     point = tx.effects.points.get(self.fake.grad_fn)
     if point is None or point.of_module:
+        check_unused(tx, self, "a hook on a tensor that was used before")
         if self.real is not None:
             unsupported(tx, "a hook on a tensor that was computed before the compiled function was called")
-        if (since := used_since(tx, self)) is not None:
-            try:
-                unsupported(tx, "a hook on a tensor that was used before")
-            except Unsupported as error:
-                error.step = step_of(tx, since) + 1
-                raise
         point = cross(tx, [self], of_module=False)
         self.node, self.fake = point.after[0].node, point.after[0].fake
         point.after[0] = tx.tensor_of_fake[id(self.fake)] = self
@@ -170,6 +176,8 @@ def register_later_hook(tx: Tracer, self: TensorVal, hook: AbstractValue) -> Abs
 @METHODS.of((TensorVal, "retain_grad"))
 def retain_grad(tx: Tracer, self: TensorVal) -> AbstractValue:
     """tensor.retain_grad(): a backward pass leaves its gradient in `.grad`, as for a leaf."""
+    if not self.fake.is_leaf and self.real is not None:
+        check_unused(tx, self, "retain_grad() of a tensor that was used before")
     if not self.fake.requires_grad or not self.fake.is_leaf and self.real is not None or tx.effects.pure_since:
         unsupported(tx, "retain_grad() of a tensor that was computed before the compiled function was called, or needs no gradient")
     if not self.fake.is_leaf:
