@@ -185,14 +185,14 @@ def value_text(p: Printer, value: Value, literal: bool = False) -> str:
 
 
 def offset_text(p: Printer, index: Int, want: frozenset[str]) -> str:
-    """An offset as a tile over the axes `want`, of which it may use only some."""
+    """An offset as a tile over the axes `want`, of which it may use only some. Without any it may be a number, which is no tile."""
     text = p.indexer.text(index)
     used = {p.axis_of[s] for s in symbols(index) if s in p.axis_of}
     data = [p.graph.symbols[s] for s in symbols(index) if s in p.graph.symbols]
     used = used.union(*map(p.axes_of, data))
     if not used and not data:
         return f"tl.full({p.shape(want)}, {text}, {p.indexer.index_type})"
-    return text if used == want else f"tl.broadcast_to({text}, {p.shape(want)})"
+    return text if used == want and used else f"tl.broadcast_to({text}, {p.shape(want)})"
 
 # %% [markdown]
 # Loads are masked along the axes that they vary along; a condition from the program joins in, with 0 for

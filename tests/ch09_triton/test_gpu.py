@@ -263,3 +263,9 @@ def test_fused_dropout_draws_eagers_numbers_in_eagers_order(mode, dtype):
 def test_what_cancels_in_eager_cancels():
     """With one rounding for a product and a sum, these would be the rounding errors of the products."""
     check(lambda x, y: x * y - y * x, r(1000), r(1000), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, torch.float64])
+def test_a_bound_that_is_nan(dtype):
+    nan = float("nan")
+    check(lambda x: (x.clamp(max=nan), x.clamp(min=nan), x.clamp(0, nan), torch.clamp_max(x, nan), torch.clamp_min(x, nan)), r(9, dtype=dtype))

@@ -167,6 +167,19 @@ def test_gather_with_mask_and_indirect_index():
     torch.testing.assert_close(out, expected)
 
 
+def test_a_number_in_memory_says_what_is_read_and_whether():
+    """The pointer has to be a block, as the condition is."""
+    b = Body()
+    index = b.load("in0", 0, dtype=torch.int64)
+    keep = b.lt(index, b.constant(3, dtype=torch.int64), dtype=torch.bool)
+    b.store("out0", 0, b.load("in1", b.indirect(index, 5).expr, keep))
+    k = kernel([b.loop(())], [buffer("in0", (), torch.int64), buffer("in1", (5,)), buffer("out0", ())], ["in0", "in1"], ["out0"], ())
+    for at, expected in (2, 2.0), (4, 0.0):
+        out = torch.empty(())
+        run(k, torch.tensor(at), torch.arange(5.0), out)
+        assert out.item() == expected
+
+
 def test_scatter_add_is_atomic():
     n, rows = 50, 7
     i = sym("i0", n)

@@ -214,15 +214,15 @@ def ldexp(x, exponent):
 # ## Extremes
 #
 # `maximum` lets NaN win; `fmax` lets it lose. Clamping is two extremes, lower bound first: with crossed
-# bounds the upper one wins.
+# bounds the upper one wins. A bound that is the number NaN makes everything NaN, except for a GPU's `clamp` with a single bound: its
+# kernel keeps the elements, while that of `clamp_max` does not.
 
 # %%
 def _bound(x, bound, dtype):
     return bound.to(dtype) if isinstance(bound, torch.Tensor) else constant(bound, x, dtype)
 
 
-@decomposition("clamp", "clamp.Tensor")
-def clamp(x, min=None, max=None):
+def _clamp(x, min=None, max=None):
     dtype = promoted(x, min if min is not None else max, max if max is not None else min)
     out = x.to(dtype)
     if min is not None:
@@ -232,14 +232,21 @@ def clamp(x, min=None, max=None):
     return out
 
 
+@decomposition("clamp", "clamp.Tensor")
+def clamp(x, min=None, max=None):
+    only = min if max is None else max if min is None else None
+    kept = x.device.type == "cuda" and type(only) is float and only != only
+    return x.to(promoted(x, only)) if kept else _clamp(x, min, max)
+
+
 @decomposition("clamp_min", "clamp_min.Tensor")
 def clamp_min(x, min):
-    return clamp(x, min=min)
+    return _clamp(x, min=min)
 
 
 @decomposition("clamp_max", "clamp_max.Tensor")
 def clamp_max(x, max):
-    return clamp(x, max=max)
+    return _clamp(x, max=max)
 
 
 formulas({
