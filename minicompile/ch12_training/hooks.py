@@ -69,8 +69,8 @@ def passed(*tensors):
 #
 # A tensor becomes a point when its first hook is registered: from here on its value in the trace is what `passed` returns.
 # What was computed from it before goes past the point, and the hook would not see the gradient that comes from there.
-# That is a graph break, and it comes before this use; of an input that was written, too, which has a new history then. Otherwise both would leave the same graph, where the real
-# tensor, which gets the hook, has no part in what was computed from it.
+# That is a graph break, and it comes before this use; so it is for an input that was written, which has a new history.
+# Otherwise both would leave the same graph, where the real tensor, which gets the hook, has no part in what was computed from it.
 #
 # A `Handle` is what the program gets, to remove its hook.
 
