@@ -233,15 +233,16 @@ MC float mc_cos(float x) { return mc_sincos(x, 1); }
 
 // ---- floating point to integer: NaN and what does not fit have no answer in C++, and the compiler folds
 // `(int)(c ? x : NAN)` to `c ? (int)x : 0`. Eager has what the processor gives: on x86, the lowest number.
+// g++ takes `(float)(int)x` for `trunc(x)`, which is -0 of -0.5, so what becomes 0 is 0 before the cast.
 #if defined(__x86_64__)
 template <class T, class F> MC T mc_integer(F x) {
   const T lowest = (T)((T)1 << (8 * sizeof(T) - 1));
   const bool fits = (x >= (F)lowest) & (x < -(F)lowest);
-  const T y = (T)(fits ? x : (F)0);
+  const T y = (T)(fits & !((x > (F)-1) & (x <= (F)0)) ? x : (F)0);
   return fits ? y : lowest;
 }
 #else
-template <class T, class F> MC T mc_integer(F x) { return (T)x; }
+template <class T, class F> MC T mc_integer(F x) { return (T)(x > (F)-1 && x <= (F)0 ? (F)0 : x); }
 #endif
 
 // ---- double goes to libm

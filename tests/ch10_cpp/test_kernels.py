@@ -217,6 +217,17 @@ def test_integer_division_by_zero_raises_like_eager():
     assert y.tolist() == [3, -4]
 
 
+@pytest.mark.parametrize("through", [torch.int64, torch.int32])
+@pytest.mark.parametrize("n", [3, 40])
+def test_what_was_truncated_is_not_negative_zero(through, n):
+    x, y = torch.tensor([-0.3, -0.0, 0.7, -1.5] * n)[:n], torch.empty(n)
+    i = variables("i", n)
+    b = Body()
+    b.store("y", i[0].expr, b.emit("to_dtype", b.emit("to_dtype", b.load("x", i[0].expr, F32), dtype=through), dtype=F32))
+    run(kernel(i, (), [(i, (), b)], {"x": x}, {"y": y}), {"x": x}, {"y": y})
+    assert torch.equal(y, x.to(through).float()) and not y[y == 0].signbit().any()
+
+
 def test_masked_load_and_masked_store():
     x, y = torch.randn(10), torch.full((14,), 9.0)
     i = variables("i", 14)
