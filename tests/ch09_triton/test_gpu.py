@@ -268,4 +268,5 @@ def test_what_cancels_in_eager_cancels():
 @pytest.mark.parametrize("dtype", [F32, BF16, torch.float64])
 def test_a_bound_that_is_nan(dtype):
     nan = float("nan")
-    check(lambda x: (x.clamp(max=nan), x.clamp(min=nan), x.clamp(0, nan), torch.clamp_max(x, nan), torch.clamp_min(x, nan)), r(9, dtype=dtype))
+    check(lambda x: (x.clamp(max=nan), x.clamp(min=nan), x.clamp(0, nan), torch.clamp_max(x, nan), torch.clamp_min(x, nan)),
+          r(9, dtype=dtype))
