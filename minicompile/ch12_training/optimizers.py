@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from ..ch01_graphs.fake import storage_key
+from ..ch01_graphs.symbolic import present
 from ..ch03_capture import hook
 from ..ch03_capture.calls import BY_CODE, DISABLED, NAMED, call_wrapped, handles, inline_code
 from ..ch03_capture.effects import call_later, changed, is_last
@@ -261,9 +262,10 @@ def gradient_to_be(tx: Tracer, p: torch.Tensor) -> torch.Tensor | None:
     if leaf not in tx.effects.gradients:
         return p.grad
     gradient = tx.effects.gradients[leaf]
-    if type(gradient) is not TensorVal or gradient.fake._has_symbolic_sizes_strides:
+    if type(gradient) is not TensorVal:
         return None
-    return torch.empty_strided(gradient.fake.shape, gradient.fake.stride(), dtype=gradient.fake.dtype, device=gradient.fake.device)
+    fake = gradient.fake                     # its sizes are those of `p`, but they may be known by the name of a symbol
+    return torch.empty_strided(*(tuple(map(present, form)) for form in (fake.shape, fake.stride())), dtype=fake.dtype, device=fake.device)
 
 
 # %% [markdown]

@@ -85,11 +85,11 @@ def test_steps_as_eager(name, options, rung):
         assert state["param_groups"][0]["lr"] == optimizer.param_groups[0]["lr"]
 
 
-def versions_of(function, calls) -> int:
+def versions_of(function, calls, **settings) -> int:
     """How many times `function`, compiled, is compiled over `calls`."""
     from minicompile.driver import counters
     before = counters.graphs
-    compiled = minicompile.compile(function, fullgraph=True)
+    compiled = minicompile.compile(function, fullgraph=True, **settings)
     for arguments in calls:
         compiled(*arguments)
     return counters.graphs - before
@@ -106,6 +106,14 @@ def test_all_steps_are_one_version():
             yield arguments
             scheduler.step()
     assert versions_of(step, calls()) == 1
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_steps_of_any_batch_size_are_one_version(name):
+    net = network()
+    step = training(net, getattr(torch.optim, name)(net.parameters(), lr=0.1, **(dict(momentum=0.9) if name == "SGD" else {})))
+    calls = [(torch.randn(n, 4), torch.randint(0, 3, (n,))) for n in (6, 5, 9, 6)]
+    assert versions_of(step, calls, dynamic=True) == 1
 
 
 LEARNING_RATES = {
