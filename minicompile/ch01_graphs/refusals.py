@@ -95,6 +95,13 @@ def refuse_quantized(func, *args, **kwargs) -> None:
     raise Unsupported(f"{func} gives a quantized tensor")              # its meta kernel, a plain one
 
 
+@REFUSALS.of(aten.nll_loss2d_forward.default)
+def check_deterministic(func, x, *args, **kwargs) -> None:
+    """The loops of a compiled loss would be, and eager's kernel for a GPU says that it is not."""
+    if x.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+        raise Unsupported(f"{func} has no deterministic kernel on a GPU, of which eager complains")
+
+
 @REFUSALS.of(*IN_PLACE_VIEWS)
 def check_unviewed(func, x, *args, **kwargs) -> None:
     if is_viewed(x):

@@ -64,6 +64,16 @@ def test_the_devices_of_indices():
         assert outcome(ask, op, placed(flat, spec, [GPU if d == "g" else CPU for d in devices], fake), {}) == expected, (op, devices)
 
 
+def test_what_only_kernels_of_a_gpu_do(monkeypatch):
+    x, target = fake(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last), GPU), fake(torch.zeros(2, 4, 4, dtype=torch.long), GPU)
+    assert ask(aten.pow.Scalar, (2.0, x), {}).is_contiguous()
+    loss = aten.nll_loss2d_forward.default, (x, target, None, 1, -100), {}
+    assert ask(*loss)[0].device == GPU
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    with pytest.raises(Unsupported, match="deterministic"):
+        ask(*loss)
+
+
 def test_the_table_of_operators_is_there():
     assert {"aten::mm", "aten::clamp.Tensor", "aten::gather"} <= of_one_device()
     assert not {"aten::add.Tensor", "aten::where.self", "aten::copy_"} & of_one_device()
