@@ -86,7 +86,7 @@ def form(name: str, **forms: str) -> None:
 _LIBDEVICE = ("expm1 log10 log1p sin cos tan asin acos atan sinh cosh asinh acosh atanh erfc erfinv "
               "lgamma")
 _INFIX = {"sub": "-", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-          "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "lshift": "<<", "rshift": ">>"}
+          "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}
 for _name in _LIBDEVICE.split():
     form(_name, any=f"libdevice.{_name}({{0}})")
 for _name in "atan2 hypot copysign nextafter".split():
@@ -103,7 +103,8 @@ form("where", any="tl.where({0}, {1}, {2})")
 # Triton's unary minus is `0 - x`, which makes `+0.0` of `+0.0`; multiplying by -1 changes the sign, but is refused for unsigned
 # integers. For these `~x` is refused as well, by the interpreter of Triton 3.6. Booleans add with `|` and multiply with `&`.
 # Triton's `maximum` drops NaN unless told otherwise; PyTorch's keeps it. Rounding is half to even. Integer `//` and `%` truncate
-# as C does, so Python's floor needs a correction, by one of the helpers of `prelude.py`.
+# as C does, so Python's floor needs a correction, by one of the helpers of `prelude.py`. So does a shift by
+# all bits or more, or by less than 0: LLVM leaves open what it gives, and eager does not.
 
 # %%
 form("neg", int="0 - {0}", float="{0} * -1")
@@ -118,6 +119,8 @@ form("remainder", int="int_remainder({0}, {1})", float="float_remainder({0}, {1}
 form("fmod", int="{0} % {1}", float="libdevice.fmod({0}, {1})")
 form("truncdiv", int="{0} // {1}", float="libdevice.trunc({0} / {1})",
      float32="libdevice.trunc(tl.div_rn({0}, {1}))")
+form("lshift", any="shift_left({0}, {1})")
+form("rshift", any="shift_right({0}, {1})")
 form("digamma", any="digamma({0})")
 form("tanh", any="libdevice.tanh({0})", float32="tanh_float({0})")
 form("erf_plus_one", any="1 + tl.erf({0})", float32="erf_plus_one({0})")

@@ -47,6 +47,14 @@ def int_remainder(a, b):
     return tl.where((remainder != 0) & ((remainder < 0) != (b < 0)), remainder + b, remainder)
 
 
+def shift_left(a, b):
+    return tl.where((b < 0) | (b >= a.dtype.primitive_bitwidth), 0, a << b).to(a.dtype)
+
+
+def shift_right(a, b):
+    return tl.where((b < 0) | (b >= a.dtype.primitive_bitwidth), tl.where(a < 0, -1, 0), a >> b).to(a.dtype)
+
+
 def float_remainder(a, b):
     remainder = libdevice.fmod(a, b)
     return tl.where((remainder != 0) & ((remainder < 0) != (b < 0)), remainder + b, remainder)

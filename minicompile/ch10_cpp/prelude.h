@@ -311,7 +311,7 @@ template <class T> MC T mc_ipow(T a, T b) {
 }
 template <class T> MC T mc_shl(T a, T b) { return b < 0 || b >= (T)(8 * sizeof(T)) ? (T)0 : (T)(a << b); }
 template <class T> MC T mc_shr(T a, T b) {
-  return (T)(a >> (b < 0 || b >= (T)(8 * sizeof(T)) ? (T)(8 * sizeof(T) - 1) : b));
+  return b < 0 || b >= (T)(8 * sizeof(T)) ? (T)(a < 0 ? -1 : 0) : (T)(a >> b);
 }
 
 // ---- a kernel reports the first index out of range, or a division by zero, through `problem`; the caller

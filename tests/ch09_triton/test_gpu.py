@@ -81,6 +81,14 @@ def test_integers(dtype):
           b)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+def test_shifts_by_all_bits(dtype):
+    bits = torch.iinfo(dtype).bits
+    a = torch.tensor([torch.iinfo(dtype).min, torch.iinfo(dtype).max, 5, 1], device="cuda").to(dtype)[:, None]
+    s = torch.tensor([0, 1, bits - 2, bits - 1, bits, bits + 1, -1], device="cuda").to(dtype)
+    check(lambda a, s: (a << s, a >> s, torch.bitwise_right_shift(a, bits), torch.bitwise_left_shift(a, bits)), a, s)
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool])
 @pytest.mark.parametrize("source", [F32, torch.float64, torch.float16])
 def test_casts_of_what_does_not_fit(source, dtype):

@@ -91,6 +91,14 @@ def test_integers(dtype):
         agree(fn, a, b)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+def test_shifts_by_all_bits(dtype):
+    bits = torch.iinfo(dtype).bits
+    a = torch.tensor([torch.iinfo(dtype).min, torch.iinfo(dtype).max, 5, 1]).to(dtype)[:, None]
+    s = torch.tensor([0, 1, bits - 2, bits - 1, bits, bits + 1, -1]).to(dtype)
+    agree(lambda a, s: (a << s, a >> s, torch.bitwise_right_shift(a, bits)), a, s)
+
+
 def test_shifts_and_bool():
     a, s = torch.tensor([1, -5, 2**40, 7]), torch.tensor([0, 3, 63, 2])
     agree(lambda a, s: (a << s, a >> s), a, s)
