@@ -73,8 +73,8 @@ def of_one_device() -> set[str]:
 
 
 NUMBERS_AT = {                          # the places of operands, if not all
-    **dict.fromkeys("addcdiv complex embedding huber_loss_backward masked_scatter smooth_l1_loss smooth_l1_loss_backward stack"
-                    .split(), ()),
+    **dict.fromkeys("addcdiv block_diag complex embedding huber_loss_backward masked_scatter smooth_l1_loss "
+                    "smooth_l1_loss_backward stack".split(), ()),
     **dict.fromkeys("logical_and logical_or logical_xor soft_margin_loss".split(), (1,)),
     **dict.fromkeys("addcmul lerp masked_fill".split(), (2,)), "soft_margin_loss_backward": (0, 2)}
 

@@ -94,7 +94,7 @@ class Calls(TorchDispatchMode):
 
 
 # With indices that may be out of range, which on a GPU is the end of the process; and what says of the devices only what its parts say
-LEFT = "take put gather scatter index_ embedding one_hot segment mode nll_loss cross_entropy ctc rrelu sparse pinv lstsq linspace logspace"
+LEFT = "take put gather scatter index_ embedding one_hot segment mode margin_loss unpool nll_loss cross_entropy ctc rrelu sparse pinv lstsq linspace logspace"
 
 
 @pytest.mark.gpu
