@@ -296,7 +296,10 @@ SCATTER = {aten.select.int: aten.select_scatter.default, aten.slice.Tensor: aten
 
 def scatter(b, op, parent, *args, **kwargs) -> fx.Node:
     """The kernels copy all of the memory around `parent`, in units of its dtype, of which there may be no whole number."""
-    if parent.meta["val"].meta.untyped_storage().nbytes() % parent.meta["val"].element_size() != 0:
+    val = parent.meta["val"]
+    if val.meta.untyped_storage().nbytes() % val.element_size() != 0:
+        if op is aten.as_strided_scatter.default and (not is_dense(val) or val.storage_offset() != 0):
+            raise Unsupported("as_strided of memory that holds no whole number of elements")
         parent = emit(b, aten.clone.default, (parent,))
     return emit(b, op, (parent, *args), kwargs)
 
@@ -334,7 +337,7 @@ UNDO.update({
 @UNDO.of(aten.as_strided.default)
 def undo_as_strided(b, step, parent, new):
     try:
-        return emit(b, aten.as_strided_scatter.default, (parent, new, *step.args))
+        return scatter(b, aten.as_strided_scatter.default, parent, new, *step.args)
     except RuntimeError as error:       # the meta kernel for symbolic sizes knows dense parents only
         raise Unsupported(f"writing through {step.target}") from error
 

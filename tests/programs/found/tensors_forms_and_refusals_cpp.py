@@ -18,6 +18,8 @@ def bits(a):
 def half_an_element(a):
     part = torch.view_as_complex(a.unfold(-1, 2, 2)).split_with_sizes([1, 1])[1]
     part.sub_(1)
+    rows = torch.view_as_complex(a.unfold(-1, 2, 2)).conj().unfold(0, 2, 2)
+    rows[0].add_(2j)
 
 def drive(compile_, call):
     call(compile_(forms), torch.complex(torch.arange(8.0).view(4, 2).mT, torch.ones(2, 4)), torch.ones(3, 2, dtype=torch.bfloat16))
