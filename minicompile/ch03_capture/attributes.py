@@ -489,7 +489,7 @@ def set_attribute(tx: Tracer, obj: AbstractValue, name: str, value: AbstractValu
         return set_exception_attribute(tx, obj, name, value)
     if is_class(obj) and obj.real in tx.made_classes:
         return SETATTR[type](tx, obj, name, value)
-    if is_class(obj) and value is not None and may_write_to_class(tx, obj, name, value):
+    if is_class(obj) and value is not None and may_write_to_class(obj, name, value):
         obj.attrs[name] = value
         tx.class_data.add((obj.real, name))
         return touch(tx, obj)
@@ -514,7 +514,7 @@ def set_attribute(tx: Tracer, obj: AbstractValue, name: str, value: AbstractValu
 DATA = (Const, SymVal, TensorVal, ListVal, TupleVal, DictVal, SetVal, ObjVal)
 
 
-def may_write_to_class(tx, obj, name, value) -> bool:
+def may_write_to_class(obj, name, value) -> bool:
     """Whether `obj.name = value` sets data of a class of the program, and runs no code."""
     cls = obj.real
     plain = cls.__flags__ & HEAP_TYPE and lookup(type(cls), "__setattr__") is type.__setattr__ and not is_library_class(cls)

@@ -164,8 +164,7 @@ def library_folders() -> tuple[str, ...]:
     packages = os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__)))
     names = ("torch", "triton", "numpy", "pytest", "_pytest", "pluggy", "hypothesis", "sympy", "mpmath",
              "networkx", "scipy", "sklearn", "pandas", "matplotlib", "PIL", "tqdm", "jinja2", "fsspec")
-    own = [os.path.join(here, entry) for entry in sorted(os.listdir(here)) if entry.startswith("ch")
-           or (entry.endswith(".py") and entry != "__main__.py")]
+    own = [os.path.join(here, entry) for entry in sorted(os.listdir(here)) if entry not in ("bench", "__main__.py")]
     others = [os.path.join(packages, name) + os.sep for name in names]
     return (*others, *own, os.path.abspath(cache_dir()) + os.sep)
 

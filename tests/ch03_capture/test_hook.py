@@ -388,3 +388,10 @@ if __name__ == "__main__":
         timer = timeit.Timer("f(1)", globals={"f": f})
         hook.skip_code(timer.inner.__code__)
         print(name, f"{hook.run(region, timer.timeit, n) / n * 1e9:.0f} ns")
+
+
+def test_every_room_of_the_package_is_the_compilers_own():
+    from minicompile.ch03_capture.hook import is_library_file
+    package = pathlib.Path(hook.__file__).parent.parent
+    seen = {str(p.relative_to(package)) for p in package.rglob("*.py") if not is_library_file(str(p))}
+    assert {name.split("/")[0] for name in seen} == {"__main__.py", "bench"}
