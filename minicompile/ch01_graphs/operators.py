@@ -73,7 +73,7 @@ def of_one_device() -> set[str]:
 
 
 NUMBERS_AT = {                          # the places of operands, if not all
-    **dict.fromkeys("addcdiv block_diag complex embedding huber_loss_backward masked_scatter smooth_l1_loss "
+    **dict.fromkeys("addcdiv block_diag complex embedding huber_loss_backward masked_scatter mse_loss polar smooth_l1_loss "
                     "smooth_l1_loss_backward stack".split(), ()),
     **dict.fromkeys("logical_and logical_or logical_xor soft_margin_loss".split(), (1,)),
     **dict.fromkeys("addcmul lerp masked_fill".split(), (2,)), "soft_margin_loss_backward": (0, 2)}
@@ -104,7 +104,8 @@ def _common_device(func, args, kwargs, tensors: list[torch.Tensor]) -> torch.dev
     return device
 
 
-FIRST_DECIDES = {op for name in ("copy_ copy index.Tensor index_put index_put_ _index_put_impl_ select_scatter slice_scatter "
+FIRST_DECIDES = {op for name in ("copy_ copy fill.Tensor fill_.Tensor resize_as_ index.Tensor "
+                                 "index_put index_put_ _index_put_impl_ select_scatter slice_scatter "
                                  "diagonal_scatter as_strided_scatter index_fill.int_Tensor index_fill_.int_Tensor "
                                  "index_fill.int_Scalar index_fill_.int_Scalar").split()
                  for packet, _, kind in [name.partition(".")] for op in [getattr(getattr(aten, packet), kind or "default")]}
