@@ -212,7 +212,7 @@ FORMS = {
     **dict.fromkeys([aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor, aten.pow.Scalar,
                      aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor, aten.poisson.default], _row_by_row),
     aten.angle.default: lambda out, x: out.contiguous() if x.is_complex() else out,
-    **dict.fromkeys([aten.index_fill.int_Scalar, aten.index_fill.int_Tensor], lambda out, x, *_: torch.empty_like(x)),
+    **dict.fromkeys([aten.flip.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor], lambda out, x, *_: x.clone()),
 }
 CPU_FORMS = {
     **dict.fromkeys([aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._native_batch_norm_legit.no_stats,

@@ -436,3 +436,11 @@ def test_strides_of_a_convolution_along_one_dim(dtype, transposed):
                     for shape, p in zip(shapes, (order, turned)))
             fake = ask(op, (*(FakeTensor(t.to("meta"), t.device) for t in (x, w)), *rest), {})
             assert same_layout(op(x, w, *rest), fake), (x.shape, x.stride(), w.shape, w.stride())
+
+
+@pytest.mark.parametrize("shape", [(6, 2, 1), (1, 3, 3), (0, 2, 1)])
+def test_a_flip_keeps_strides_of_size_1(shape):
+    for stride in itertools.product((0, 1, 2, 13), repeat=3):
+        x = torch.ones(100).as_strided(shape, stride)
+        fake = ask(torch.ops.aten.flip.default, (FakeTensor(torch.empty(100, device="meta").as_strided(shape, stride), x.device), [0]), {})
+        assert fake.stride() == x.flip(0).stride()
