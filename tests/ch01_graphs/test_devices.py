@@ -94,7 +94,8 @@ class Calls(TorchDispatchMode):
 
 
 # With indices that may be out of range, which on a GPU is the end of the process; and what says of the devices only what its parts say
-LEFT = "jiterator take put gather scatter index_ embedding one_hot segment mode margin_loss unpool nll_loss cross_entropy ctc rrelu sparse pinv lstsq linspace logspace"
+LEFT = ("jiterator take put gather scatter index_ embedding one_hot segment mode margin_loss unpool nll_loss cross_entropy ctc rrelu "
+        "sparse pinv lstsq linspace logspace")
 
 
 @pytest.mark.gpu
