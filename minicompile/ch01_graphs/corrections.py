@@ -199,6 +199,14 @@ def _of_one_row(out, x, target, *_):
 LIKE_THE_FIRST = {aten._transformer_encoder_layer_fwd.default, aten._standard_gamma.default}
 
 
+def _promoted_together(out, tensors):
+    """Tensors without dims count among themselves, and for the dtype of the others only if they are of a higher kind; the meta kernel
+    takes them for others."""
+    ranks = [[torch.empty((0,) if t.dim() else (), dtype=t.dtype, device="meta") for t in tensors if bool(t.dim()) is dims]
+             for dims in (True, False)]
+    return out.to(functools.reduce(torch.add, [functools.reduce(torch.add, rank) for rank in ranks if rank]).dtype)
+
+
 def _row_by_row(out, *_):
     return out.contiguous()
 
@@ -211,6 +219,10 @@ FORMS = {
     **dict.fromkeys([aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default], _of_one_row),
     **dict.fromkeys([aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor, aten.pow.Scalar,
                      aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor, aten.poisson.default], _row_by_row),
+    aten.block_diag.default: _promoted_together,
+    aten.ldexp.Tensor: lambda out, x, other: out.to(other.dtype) if other.is_floating_point() and not (
+        x.is_floating_point() or x.is_complex()) else out,
+    aten.huber_loss.default: lambda out, x, *_: out.to(x.dtype),
     aten.angle.default: lambda out, x: out.contiguous() if x.is_complex() else out,
     **dict.fromkeys([aten.flip.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor], lambda out, x, *_: x.clone()),
 }

@@ -181,7 +181,8 @@ def argument_text(w: Writer, a: Any) -> str:
 #
 # A matrix product can write into memory that the plan has chosen (`OUT_FORMS`). Other operators allocate their own
 # result. What they return is compared with the promised strides each time; the comparison costs 0.1 microseconds, a wrong guess would
-# be a wrong answer.
+# be a wrong answer. Where operands have several dtypes, so is the dtype of the result, since a kernel that takes halves for floats reads
+# beyond their memory.
 
 # %%
 def write_extern(w: Writer, step: Extern) -> None:
@@ -201,6 +202,7 @@ def write_extern(w: Writer, step: Extern) -> None:
     single = len(step.op._schema.returns) == 1 and str(step.op._schema.returns[0].type) == "Tensor" \
         if hasattr(step.op, "_schema") else len(step.outputs) == 1
     w.emit(f"{w.local(step.outputs[0]) if single else 'result'} = {call}")
+    mixed = len({buffers[n].dtype for n in step.inputs}) > 1
     for i, name in enumerate(step.outputs):
         if name is None:
             continue
@@ -208,6 +210,8 @@ def write_extern(w: Writer, step: Extern) -> None:
         if not single:
             w.emit(f"{local} = result[{i}]")
         layout = buffers[name].layout
+        if mixed:
+            w.emit(f"{local} = {local}.to({w.constant(buffers[name].dtype, 'dtype')})")
         w.emit(f"if {local}.stride() != {tuple_text(layout.stride)}: "
                f"{local} = relayout({local}, {tuple_text(layout.size)}, {tuple_text(layout.stride)})")
     if not single:

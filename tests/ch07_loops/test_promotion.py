@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing._internal.common_methods_invocations import binary_ufuncs
 
 import minicompile
@@ -42,3 +43,24 @@ def test_two_dtypes(dims, fresh):
         for name, found, expected in zip(names, minicompile.compile(f, backend="loops", fullgraph=True)(a, b), f(a, b)):
             torch.testing.assert_close(found, expected, equal_nan=True, **TOLERANCE.get(expected.dtype, {}),
                                        msg=lambda m: f"{name} of {one} and {other}: {m}")
+
+
+SEVERAL = {"block_diag": lambda a, b: torch.block_diag(a, a, b), "huber_loss": lambda a, b: F.huber_loss(a, b, reduction="none"),
+           "ldexp": torch.ldexp, "addcmul": lambda a, b: torch.addcmul(a, b, b), "hstack": lambda a, b: torch.hstack([a, b]),
+           "where": lambda a, b: torch.where(a > 1, a, b), "lerp": lambda a, b: torch.lerp(a, a, b)}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SEVERAL)
+def test_what_is_computed_from_the_result_of_two_dtypes(name, fresh):
+    """A kernel that takes the result for one of another dtype reads beyond its memory."""
+    for (one, other), dims in itertools.product(itertools.product(DTYPES, DTYPES), [(1, 1), (1, 0), (0, 1)]):
+        a, b = operand(one, dims[0]).clamp(max=3), operand(other, dims[1]).clamp(max=3)
+        if not accepted(SEVERAL[name], a, b):
+            continue
+
+        def f(a, b):
+            return SEVERAL[name](a, b) * 2
+        minicompile.reset()
+        torch.testing.assert_close(minicompile.compile(f, backend="loops")(a, b), f(a, b), equal_nan=True, rtol=1.6e-2, atol=1e-2,
+                                   msg=lambda m: f"{one} and {other}: {m}")
