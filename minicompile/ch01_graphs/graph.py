@@ -299,6 +299,13 @@ def history_of(outputs: Sequence) -> set:
                    lambda node: filter(None, (before for before, _ in node.next_functions)))
 
 
+def raise_kept_errors(outputs: Sequence) -> None:
+    """Raise what an engine without `inputs=` would: autograd keeps the error of `@once_differentiable` as a node, which leads to no leaf."""
+    for node in history_of(outputs):
+        if node.name() == "torch::autograd::Error":
+            node(*[None] * len(node._input_metadata))
+
+
 def known_history(fake) -> set:
     """The history of a tensor; of a view that autograd has made invalid, which raises when it is asked, none."""
     try:

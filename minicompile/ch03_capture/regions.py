@@ -24,7 +24,7 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-from torch.autograd.function import FunctionCtx, _SingleLevelFunction
+from torch.autograd.function import FunctionCtx, _SingleLevelFunction, once_differentiable
 from torch.utils import checkpoint as checkpoints
 
 from ..ch01_graphs.fake import storage_key
@@ -141,7 +141,8 @@ def join(tx: Tracer, function, ctx, args, needs, raw, fixed):
     saved = {v.node for v in noted(ctx, "to_save") if type(v) is TensorVal}
     spec = Joined(name, len(tensors), len(inputs), frozen, materialize,
                   [shares_memory(t, inputs) for t in tensors],
-                  {n: (place[n], n in saved) for n in lifted}, graphs)
+                  {n: (place[n], n in saved) for n in lifted}, graphs,
+                  getattr(function.real.backward, "__code__", None) is once_differentiable(join).__code__)
     values = [*tensors, *inputs, *(Lifted(node=n) for n in others)]
     return iter(emit(tx, "call_function", joined_function(spec), values, {}).items)
 
@@ -210,7 +211,7 @@ def tangent_for(tx, graph, output: TensorVal) -> TensorVal:
 class Joined:
     """frozen: outputs without a gradient; aliases: those that share memory with an input; sources: for each
     lifted node its position among the operands, and whether autograd saves it; graphs: case -> (graph, its
-    lifted nodes)."""
+    lifted nodes); once: is the backward a `once_differentiable`?"""
     name: str
     outputs: int
     inputs: int
@@ -219,6 +220,7 @@ class Joined:
     aliases: list
     sources: dict
     graphs: dict
+    once: bool
 
 
 # %% [markdown]
@@ -259,7 +261,7 @@ def joined_function(spec: Joined):
         return (None,) * count + gradients + (None,) * ctx.rest
 
     cls = type(spec.name, (torch.autograd.Function,),
-               {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+               {"forward": staticmethod(forward), "backward": staticmethod(once_differentiable(backward) if spec.once else backward)})
 
     def joined(*operands):
         return cls.apply(*operands)

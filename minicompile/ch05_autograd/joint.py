@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .. import logs
 from ..ch01_graphs.fake import Enter, FakeTensor, fake_like, storage_key
 from ..ch01_graphs.floats import Float, evaluate_float
-from ..ch01_graphs.graph import history_of
+from ..ch01_graphs.graph import history_of, raise_kept_errors
 from ..ch01_graphs.layouts import each_has_its_place, is_window
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr, Symbol
@@ -292,6 +292,7 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
         written = [i for i, e in enumerate(entries)
                    if isinstance(e, torch.Tensor) and e.grad_fn is not history[i]]
         returned = results + [entries[i] for i in written]
+        raise_kept_errors(returned)
         kept = memory_kept(returned)
         differentiable = [i for i, t in enumerate(returned) if t.requires_grad]
         changed = {i: e for i, e in enumerate(entries) if isinstance(e, torch.Tensor) and

@@ -36,7 +36,7 @@ import torch
 from torch import fx
 
 from ..ch01_graphs.fake import fake_like, has_memory, is_lazy, version_of
-from ..ch01_graphs.graph import graph_module, interpret
+from ..ch01_graphs.graph import graph_module, interpret, raise_kept_errors
 from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout
 from ..ch01_graphs.trace import backward_pass
 from ..ch03_capture import hook
@@ -259,5 +259,6 @@ def derive_again(again: Again, absent: frozenset, template: list, tensors, secon
         if not pairs or not wanted:
             return [None] * len(tensors)
         results, seconds = zip(*pairs)
+        raise_kept_errors(results)
         found = iter(torch.autograd.grad(results, wanted, seconds, create_graph=create, allow_unused=True))
     return [next(found) if t.requires_grad else None for t in tensors]

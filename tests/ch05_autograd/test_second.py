@@ -174,6 +174,35 @@ def test_what_has_no_second_derivative_has_a_first():
         gradient.sum().backward()
 
 
+class CubeOnce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x ** 3
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        x, = ctx.saved_tensors
+        return 3 * x * x * grad
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_once_differentiable_is_differentiated_once(inside):
+    def value(x):
+        return CubeOnce.apply(x).square().sum()
+
+    def gradient(f, x):
+        return torch.autograd.grad(f(x), x, create_graph=True)[0]
+
+    derive = minicompile.compile(lambda x: gradient(value, x)) if inside else lambda x: gradient(minicompile.compile(value), x)
+    x = torch.randn(4, requires_grad=True)
+    found = derive(x)
+    torch.testing.assert_close(found, gradient(value, x))
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        found.sum().backward()
+
+
 def test_random_numbers_are_refused():
     f = minicompile.compile(lambda x: F.dropout(x.exp(), 0.5).sum().tanh())        # backward reads no input
     x = torch.randn(9, requires_grad=True)
