@@ -300,7 +300,7 @@ def history_of(outputs: Sequence) -> set:
 
 
 def raise_kept_errors(outputs: Sequence) -> None:
-    """Raise what an engine without `inputs=` would: autograd keeps the error of `@once_differentiable` as a node, which leads to no leaf."""
+    """Raise what `backward()` would: autograd keeps the error of `@once_differentiable` as a node, which leads to no leaf."""
     for node in history_of(outputs):
         if node.name() == "torch::autograd::Error":
             node(*[None] * len(node._input_metadata))
