@@ -587,19 +587,22 @@ def store_attribute(tx, obj, name, value):
 
 
 def set_module_attribute(tx, obj, name, value):
-    """nn.Module.__setattr__ sorts values into three dictionaries. Buffers and plain attributes are simple;
+    """nn.Module.__setattr__ sorts values into three dictionaries. A buffer is an item of its dictionary, which may be asked for its keys;
     replacing a parameter or a child changes the structure that guards describe."""
     fields = {} if obj.real is NEW else obj.real.__dict__
     if "_parameters" not in fields:
         return set_new_module_attribute(tx, obj, name, value)
     structural = name in fields["_parameters"] or name in fields["_modules"]
-    adds = isinstance(value, TensorVal) and isinstance(value.real, torch.nn.Parameter) \
-        or isinstance(value, ObjVal) and isinstance(value.real, torch.nn.Module)
-    if value is None or structural or adds:
+    if value is None or structural or issubclass(value.cls, (torch.nn.Module, torch.nn.Parameter)):
         unsupported(tx, f"changing the parameters or submodules of a module ({name})")
-    if name in fields["_buffers"] and type(value) is not TensorVal and value is not NONE:
+    overlay = changed(tx, fields["_buffers"])
+    if name not in (overlay.items if overlay else fields["_buffers"]):
+        return store_attribute(tx, obj, name, value)
+    if type(value) is not TensorVal and value is not NONE:
         unsupported(tx, f"a buffer set to something that is no tensor ({name})")
-    store_attribute(tx, obj, name, value)
+    buffers = get_attribute(tx, obj, "_buffers")
+    touch(tx, buffers)
+    buffers.items[name] = const(name), value
 
 
 def set_new_module_attribute(tx, obj, name, value):

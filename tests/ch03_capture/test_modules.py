@@ -156,6 +156,41 @@ def test_module(make, shape):
         assert "mean" in model._buffers and "mean" not in model.__dict__
 
 
+CHANGES = {
+    "a buffer that was None": lambda m, x: setattr(m, "absent", x.sum()),
+    "a buffer to None": lambda m, x: setattr(m, "scale", None),
+    "registers a buffer, and sets it": lambda m, x: (m.register_buffer("late", x), setattr(m, "late", x * 2)),
+    "writes to _buffers": lambda m, x: (m._buffers.update(late=x), setattr(m, "late", None)),
+    "deletes a buffer": lambda m, x: delattr(m, "scale"),
+    "a plain attribute": lambda m, x: setattr(m, "late", x),
+    "a new child for None": lambda m, x: setattr(m, "child", nn.ReLU()),
+    "another child for None": lambda m, x: setattr(m, "child", m.inner),
+    "a parameter for None": lambda m, x: setattr(m, "bias", m.inner.bias),
+    "a child to None": lambda m, x: setattr(m, "inner", None)}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_a_module_has_while_it_changes(what):
+    class Changing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.child = nn.Linear(2, 2), None
+            self.register_buffer("absent", None)
+            self.register_buffer("scale", torch.ones(2))
+            self.register_parameter("bias", None)
+
+        def forward(self, x):
+            CHANGES[what](self, x)
+            return names(self)
+
+    def names(m):
+        return [*map(list, (m.state_dict(), dict(m.named_children()), m._buffers, m._parameters, m._modules)), sorted(vars(m))]
+
+    model, other, x = Changing(), Changing(), torch.ones(2)
+    assert minicompile.compile(model)(x) == other(x)
+    assert names(model) == names(other)
+
+
 def test_recompiles_on_what_the_trace_read():
     model = Wrapper(nn.Linear(4, 4))
     backend = Recorder()
