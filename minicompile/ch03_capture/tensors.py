@@ -299,7 +299,7 @@ def wrap_result(tx, node, result) -> AbstractValue:
 METADATA = frozenset((
     "dtype", "device", "layout", "ndim", "requires_grad", "is_cuda", "is_cpu", "is_sparse", "is_quantized",
     "is_mps", "is_meta", "is_xpu", "is_mkldnn", "is_nested", "itemsize", "nbytes", "names", "is_mtia",
-    "is_ipu", "is_maia"))
+    "is_ipu", "is_maia")) & {*dir(torch.Tensor)}          # PyTorch 2.13 has no `names`
 VIEW_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag"))
 REFUSED_METHODS = frozenset((
     "item", "tolist", "numpy", "data_ptr", "backward", "storage", "untyped_storage", "register_hook",

@@ -1483,7 +1483,7 @@ def python_answers():
                 x.requires_grad, x.is_leaf, x.get_device(), x.is_cuda, torch.is_floating_point(x), torch.is_tensor(x), torch.numel(x),
                 x.is_same_size(y), x.shape == y.shape, x.type(), x.is_sparse, x.is_nested, x.is_meta, torch.is_complex(x),
                 x.is_contiguous(memory_format=torch.contiguous_format), x.dense_dim() if x.is_sparse else 0,
-                x.is_conj(), x.is_neg(), hasattr(x, "foo"), getattr(x, "foo", 3))
+                x.is_conj(), x.is_neg(), hasattr(x, "foo"), getattr(x, "foo", 3), getattr(x, "names", 3), getattr(x, "is_ipu", 3))
     return f, (rand(2, 3), rand(2, 3))
 
 
