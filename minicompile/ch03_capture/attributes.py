@@ -128,8 +128,12 @@ def found_attribute(tx, obj, name):
     if name in obj.attrs:
         found = obj.attrs[name]
         if found is DELETED:
-            slot = isinstance(lookup(obj.cls, name), types.MemberDescriptorType)
-            (empty_slot if slot else no_attribute)(obj.cls, name)
+            behind = lookup(obj.cls, name), lookup(obj.cls, "__getattr__")
+            if isinstance(behind[0], types.MemberDescriptorType):
+                empty_slot(obj.cls, name)
+            if {*behind} - {MISSING, torch.nn.Module.__getattr__} or written_in_class(tx, obj.cls, name) is not None:
+                unsupported(tx, f"the attribute {name} of {describe(obj)}, of which only the object's own is deleted")
+            no_attribute(obj.cls, name)
         obj.attrs[name] = found = realize(tx, found)         # what a copy took over may be waiting
         return found
     real = obj.real
@@ -285,16 +289,12 @@ def module_child(tx, obj, name):
             if kind in obj.attrs and name in obj.attrs[kind].items:
                 return realize(tx, obj.attrs[kind].items[name][1])
         no_attribute(obj.cls, name)
-    fields = obj.real.__dict__
     for kind in CHILD_DICTS:
-        children = fields.get(kind)
-        if children is not None and name in children:
-            overlay = changed(tx, children)
-            if overlay is not None:
-                if name not in overlay.items:
-                    no_attribute(obj.cls, name)
-                return realize(tx, overlay.items[name][1])
-            return wrap(tx, children[name], part(ModuleAttrSource, obj.source, kind, name))
+        children = obj.real.__dict__.get(kind, {})
+        overlay = changed(tx, children)
+        if name in (children if overlay is None else overlay.items):
+            return wrap(tx, children[name], part(ModuleAttrSource, obj.source, kind, name)) if overlay is None else \
+                realize(tx, overlay.items[name][1])
     # MODULE_STRUCTURE guards the names in those dictionaries; the class is guarded with them
     if obj.source is not None:
         guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)
@@ -357,11 +357,11 @@ def class_attribute(tx, obj, name):
     kind = type(found)
     if (written := written_in_class(tx, cls, name)) is not None:
         return written
+    if name == "__dict__" and changed(tx, cls) is not None:
+        unsupported(tx, f"the __dict__ of {describe(obj)}, which the trace has written to")
     if found is MISSING or isinstance(cls, enum.EnumMeta):
         return metaclass_attribute(tx, obj, name)
     if name in CLASS_FACTS:
-        if name == "__dict__" and changed(tx, cls) is not None:
-            unsupported(tx, f"the __dict__ of {describe(obj)}, which the trace has written to")
         return wrap(tx, getattr(cls, name))
     if isinstance(found, (types.FunctionType, staticmethod, classmethod, property, *C_DESCRIPTORS)):
         return bind_to_class(tx, obj, found)
@@ -577,6 +577,8 @@ def store_attribute(tx, obj, name, value):
         no_attribute(obj.cls, name, "")
     if found is MISSING and not obj.cls.__dictoffset__ and value is not None and obj.cls is not object:
         no_attribute(obj.cls, name, SLOTS_ONLY)
+    if value is None and found is not MISSING and type(found) is not types.MemberDescriptorType and obj.real is not NEW:
+        unsupported(tx, f"deleting {name} of {describe(obj)}, whose class has it, too")          # at the next call, the object may not
     if value is None and obj.real is NEW:
         obj.attrs.pop(name)
     else:

@@ -229,6 +229,7 @@ def delete_global(tx, frame, i):
     written = written_global(tx, frame.globals, i.argval)
     if i.argval not in frame.globals if written is None else written is DELETED:
         user_error(NameError, f"name '{i.argval}' is not defined", name=const(i.argval))
+    read_global(tx, frame, i.argval)                  # a guard says that there is one to delete
     store_global(tx, frame, i, DELETED)
 
 

@@ -141,6 +141,27 @@ def count():
     COUNT += 1
 
 
+@pytest.mark.parametrize("write", [
+    "del o.a", "type(o).a = 9; del o.a", "vars(o).pop('a')", "vars(o).clear()", "type(o).b = 4", "del COUNT"])
+@pytest.mark.parametrize("look", ["getattr(o, 'a', None)", "hasattr(o, 'b')", "type(o).__dict__.get('b')", "globals().get('COUNT')"])
+@pytest.mark.parametrize("body", ["a = 1", "pass", "__slots__ = 'a', 'c'"], ids=["a default", "no default", "slots"])
+def test_what_is_behind_an_attribute_or_a_global_that_goes(write, look, body):
+    """At the second call there is nothing to delete, which is an error."""
+    def answers(compile):
+        space = {"COUNT": 5}
+        exec(f"class C:\n  {body}\ndef f(o, x):\n  global COUNT\n  {write}\n  return {look}, x + 1", space)
+        o, f, found = space["C"](), compile(space["f"]), []
+        o.a = 2
+        for _ in range(2):
+            try:
+                found.append(f(o, torch.ones(()))[0])
+            except (AttributeError, KeyError, NameError, TypeError) as error:
+                found.append(type(error))
+        return found
+
+    assert answers(minicompile.compile) == answers(lambda f: f)
+
+
 def test_a_global_that_was_written_is_read_through_its_module():
     here = sys.modules[__name__]
 

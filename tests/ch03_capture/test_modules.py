@@ -163,6 +163,7 @@ CHANGES = {
     "writes to _buffers": lambda m, x: (m._buffers.update(late=x), setattr(m, "late", None)),
     "deletes a buffer": lambda m, x: delattr(m, "scale"),
     "a plain attribute": lambda m, x: setattr(m, "late", x),
+    "registers a child": lambda m, x: m.add_module("late", nn.ReLU()),
     "a new child for None": lambda m, x: setattr(m, "child", nn.ReLU()),
     "another child for None": lambda m, x: setattr(m, "child", m.inner),
     "a parameter for None": lambda m, x: setattr(m, "bias", m.inner.bias),
@@ -184,7 +185,8 @@ def test_what_a_module_has_while_it_changes(what):
             return names(self)
 
     def names(m):
-        return [*map(list, (m.state_dict(), dict(m.named_children()), m._buffers, m._parameters, m._modules)), sorted(vars(m))]
+        return [*map(list, (m.state_dict(), dict(m.named_children()), m._buffers, m._parameters, m._modules)), sorted(vars(m)),
+                type(getattr(m, "late", None))]
 
     model, other, x = Changing(), Changing(), torch.ones(2)
     assert minicompile.compile(model)(x) == other(x)
