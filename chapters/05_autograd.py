@@ -1214,10 +1214,10 @@ for name, function in (
 # into the list of arguments, and the compiled code empties that list and frees each tensor after its last
 # use:
 #
-# %show minicompile.ch05_autograd.runtime.take_saved "tensors, numbers" to "ctx.maybe_clear"
+# %show minicompile.ch05_autograd.runtime.take_saved "arguments = tensors" to "ctx.maybe_clear"
 #
 # Among the saved values are sizes, too, if shapes vary. `save_for_backward` takes tensors alone, so numbers are kept in
-# `ctx.numbers`, and `region.is_tensor` says for each saved value which of the two it is. PyTorch's
+# `ctx.numbers`, and `region.numbers` says in which places they belong. PyTorch's
 # `maybe_clear_saved_tensors` then lets `ctx` forget its references.
 #
 # **Tangents are not what one expects.** The graph was compiled for a contiguous tangent. The gradient of

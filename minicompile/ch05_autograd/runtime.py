@@ -12,6 +12,7 @@
 # %%
 import contextvars
 import functools
+import operator
 import threading
 from collections import Counter
 from typing import Any, Callable, Sequence
@@ -141,7 +142,7 @@ def backward_versions(halves: Partition, compile_aten: Compile) -> Backward:
             with lock:
                 if absent not in known:
                     gm, reads = graph(absent)
-                    compiled = context.copy().run(compile_aten, gm, is_backward=True)
+                    compiled = with_grad_mode(False, context.copy().run, functools.partial(compile_aten, gm, is_backward=True))
                     known[absent] = compiled, reads
                 found = known[absent]
         return found
@@ -253,7 +254,7 @@ def sharing_memory(saved: list, others: list) -> set[int]:
 
 # %% [markdown]
 # A `Region` holds what is known before any call: how many results there are, which of them have no gradient, which
-# layout is expected of each tangent, which saved values are tensors and which are numbers. `shared` is found out
+# layout is expected of each tangent, which saved values are numbers. `shared` is found out
 # at the first call: the positions of saved tensors that share memory with others, and that the backward graph must
 # therefore not overwrite.
 
@@ -262,7 +263,7 @@ class Region:
     """A partitioned graph as one node of the engine: what of it is known at compile time."""
 
     def __init__(self, joint: Joint, halves: Partition, forward: Callable, backward: Backward, anchored: bool, again: Again | str):
-        self.joint, self.forward, self.backward, self.from_inputs = joint, forward, backward, halves.saved_inputs
+        self.joint, self.forward, self.backward = joint, forward, backward
         self.results = joint.results + len(joint.written)            # how many, with what is written to inputs
         self.plain = [i for i in range(self.results) if i not in joint.differentiable]
         self.arity = sum(n.op == "placeholder" for n in halves.forward.graph.nodes)
@@ -270,14 +271,28 @@ class Region:
         forms = [n.meta["tangent"] for n in joint.gm.graph.nodes if "tangent" in n.meta]
         self.sizes_of = [(i, form) for i, form, layout in zip(joint.differentiable, forms, self.layouts) if layout is None]
         self.every = frozenset(range(len(joint.differentiable)))
-        saved = halves.backward.graph.find_nodes(op="placeholder")[:len(self.from_inputs)]
-        self.is_tensor = [isinstance(n.meta["val"], torch.Tensor) for n in saved]
-        self.order = {i: place for place, i in enumerate(i for i, tensor in enumerate(self.is_tensor) if tensor)}
+        outputs, saved = len(halves.forward.graph.output_node().args[0]), halves.saved_inputs
+        extra = iter(range(self.results, outputs))
+        self.saved = picker([next(extra) if i is None else outputs + i for i in saved])      # of all outputs and inputs
+        vals = [n.meta["val"] for n in halves.backward.graph.find_nodes(op="placeholder")[:len(saved)]]
+        self.numbers = [i for i, val in enumerate(vals) if not isinstance(val, torch.Tensor)]
+        self.order = {i: place for place, i in enumerate(i for i in range(len(saved)) if i not in self.numbers)}
         self.shared: set[int] | None = None      # saved values with memory in common; the first call knows
         self.inference: list[int] = []           # saved values that are inference tensors, as guards say of all calls
         self.anchored, self.again = anchored, again
         inputs = [n.meta["val"] for n in joint.gm.graph.find_nodes(op="placeholder") if "tangent" not in n.meta]
-        self.inputs = None if isinstance(again, str) else Inputs(inputs, halves.saved_inputs, again.parameters, again.hold)
+        self.inputs = None if isinstance(again, str) else Inputs(inputs, saved, again.parameters, again.hold)
+
+    def layouts_of(self, ctx, absent: frozenset) -> list:
+        """The layout of each tangent that is not absent."""
+        dynamic = iter(ctx.layouts if self.sizes_of else ())
+        layouts = [layout or next(dynamic) for layout in self.layouts]
+        return [layout for k, layout in enumerate(layouts) if k not in absent] if absent else layouts
+
+
+def picker(positions: list[int]) -> Callable[[tuple], Sequence]:
+    """`f(values)`: those at `positions`, in one call of C."""
+    return operator.itemgetter(*positions) if len(positions) > 1 else lambda values: [values[i] for i in positions]
 
 
 # %% [markdown]
@@ -291,32 +306,34 @@ class Region:
 def run_forward(region: Region, ctx, *inputs):
     joint, count = region.joint, region.results
     outputs = call_forward(region.forward, inputs, joint)
-    extra = iter(outputs[count:])
-    saved = [next(extra) if i is None else inputs[i] for i in region.from_inputs]
+    saved = region.saved((*outputs, *inputs))
     if region.shared is None:
         region.shared = sharing_memory(saved, [*inputs, *outputs[:count]])
         region.inference = [i for i, s in enumerate(saved) if isinstance(s, torch.Tensor) and s.is_inference()]
-    for i in region.inference:                  # autograd does not save these: in eager, it is what was made of them that is saved
-        saved[i] = saved[i].clone()
+    if region.inference:                        # autograd does not save these: in eager, it is what was made of them that is saved
+        saved = [s.clone() if i in region.inference else s for i, s in enumerate(saved)]
     ctx.hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-    ctx.numbers = [s for s, tensor in zip(saved, region.is_tensor) if not tensor]
     if len(region.every) > 1:
         saved = hidden(saved, [*inputs, *(outputs[i] for i in region.plain)])
-    tensors = [s for s, tensor in zip(saved, region.is_tensor) if tensor]
+    tensors = saved
+    if region.numbers:
+        ctx.numbers = [saved[i] for i in region.numbers]
+        tensors = [saved[i] for i in region.order]
     anchor = (torch.empty(0),) if region.anchored else ()
     ctx.save_for_backward(*tensors, *anchor)
     ctx.saved_layouts = [layout_of(t) for t in tensors] if ctx.hooked else None
     ctx.versions, ctx.modified = [t._version for t in tensors] if len(region.every) > 1 else None, None
     ctx.left, ctx.alive = None, region.every
     ctx.noted = region.inputs and region.inputs.note(inputs)
-    ctx.watched = [] if ctx.hooked else [                          # with hooks the engine does not check; `finish` writes once more
+    ctx.watched = [] if ctx.hooked or not joint.watched else [     # with hooks the engine does not check; `finish` writes once more
         (inputs[i].detach(), version_of(inputs[i]) + (i in joint.written), tangents) for i, tangents in joint.watched.items()]
     ctx.set_materialize_grads(False)
     # The engine forbids writing to a view that was made in here. A detached alias is none, and has the
     # same version counter.
     results = tuple([r.detach() if isinstance(r, torch.Tensor) and r._is_view() else r
                      for r in outputs[:count]])
-    ctx.layouts = [layout_of(results[i], form) for i, form in region.sizes_of]
+    if region.sizes_of:
+        ctx.layouts = [layout_of(results[i], form) for i, form in region.sizes_of]
     if region.plain:
         ctx.mark_non_differentiable(*[results[i] for i in region.plain])
     return results + anchor
@@ -334,32 +351,39 @@ def run_forward(region: Region, ctx, *inputs):
 def run_backward(region: Region, ctx, *tangents):
     joint, retained = region.joint, torch._C._autograd._get_current_graph_task_keep_graph()
     absent = frozenset([k for k, i in enumerate(joint.differentiable) if tangents[i] is None])
-    check_watched(ctx.watched, absent)
-    with torch.no_grad():
-        compiled, reads = region.backward(absent)
-    leading = what_leads_back(region, ctx) if torch.is_grad_enabled() else []
+    if ctx.watched:
+        check_watched(ctx.watched, absent)
+    compiled, reads = region.backward(absent)
+    again = torch.is_grad_enabled()                 # may somebody differentiate what is computed here?
+    leading = what_leads_back(region, ctx) if again else []
     arguments, kept = take_saved(region, ctx, absent, reads, retained)
-    found = inputs_again(region, ctx, arguments) if torch.is_grad_enabled() else "nobody may ask"
-    dynamic = iter(ctx.layouts)
-    present = [tangents[i] for k, i in enumerate(joint.differentiable) if k not in absent]
+    found = inputs_again(region, ctx, arguments) if again else "nobody may ask"
+    leading += arguments if again else []
+    present = [tangents[i] for i in joint.differentiable if tangents[i] is not None]
     many = not all(map(has_memory, present))
     if many and type(found) is list:
         return spread(region, region.again.in_eager(absent)(*map(separate, found), *present))
-    with torch.no_grad():
-        for k, (i, layout) in enumerate(zip(joint.differentiable, region.layouts)):
-            layout = layout or next(dynamic)
-            if k not in absent:
-                arguments.append(tangents[i].contiguous() if many else match_tangent(tangents[i], *layout))
-        copied = getattr(compiled, "overwritten", ())
-        if not (ctx.hooked or retained):
-            copied = (region.shared | kept).intersection(copied)
-        leading += arguments[:len(region.is_tensor)] if torch.is_grad_enabled() else []
-        for i in copied:
-            arguments[i] = copy_with_layout(arguments[i], *layout_of(arguments[i]))
-        gradients = call_compiled(region.backward.interpreted(absent) if many else compiled, arguments)
-    if torch.is_grad_enabled():
+    copied = getattr(compiled, "overwritten", ())
+    if not (ctx.hooked or retained):
+        copied = (region.shared | kept).intersection(copied)
+    if many:
+        compiled = region.backward.interpreted(absent)
+    gradients = with_grad_mode(False, call_backward, compiled, arguments, copied, present, None if many else region.layouts_of(ctx, absent))
+    if again:
         gradients = with_history(region, absent, found, gradients, present, leading)
     return spread(region, gradients)
+
+
+def call_backward(compiled: Callable, arguments: list, copied, tangents: list, layouts) -> Sequence:
+    """`compiled` on the saved `arguments`, of which those at `copied` must stay as they are, and the tangents.
+    layouts: what it expects of these; None where each stands for many."""
+    for i in copied:
+        arguments[i] = copy_with_layout(arguments[i], *layout_of(arguments[i]))
+    if layouts is None:
+        arguments += [t.contiguous() for t in tangents]
+    else:
+        arguments += [match_tangent(t, *layout) for t, layout in zip(tangents, layouts)]
+    return call_compiled(compiled, arguments)
 
 
 def spread(region: Region, gradients) -> tuple:
@@ -413,8 +437,9 @@ def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained
         ctx.left = {order[i]: tensors[order[i]].detach() for i in kept if i in order}
     if ctx.hooked:
         tensors = [t if t is None else as_saved(t, *layout) for t, layout in zip(tensors, ctx.saved_layouts)]
-    tensors, numbers = iter(tensors), iter(ctx.numbers)
-    arguments = [next(tensors) if tensor else next(numbers) for tensor in region.is_tensor]
+    arguments = tensors[:len(order)]
+    for i, number in zip(region.numbers, ctx.numbers if region.numbers else ()):
+        arguments.insert(i, number)
     ctx.maybe_clear_saved_tensors()
     return arguments, kept
 
@@ -515,7 +540,8 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     placeholders = gm.graph.find_nodes(op="placeholder")
     parameters = {i for i in joint.gradients if placeholders[i].meta.get("parameter")}
     again = objection(joint) or Again(gm, fakes, joint, compile_training, compile_aten, prepare, parameters, hold)
-    apply = build_function(joint, halves, forward, backward, parameters != {*joint.gradients}, again).apply
+    function = build_function(joint, halves, forward, backward, parameters != {*joint.gradients}, again)
+    apply = super(torch.autograd.Function, function).apply      # without the questions of `Function.apply`, which guards have asked
     finish = build_finish(joint)
     needs_enabling = not torch.is_grad_enabled()        # the program itself enables gradients somewhere
     gradients = joint.gm.graph.output_node().args[0][-len(joint.gradients):]
