@@ -483,7 +483,7 @@ def set_attribute(tx: Tracer, obj: AbstractValue, name: str, value: AbstractValu
         return
     if type(obj) is TensorVal and name == "grad":
         return set_gradient(tx, obj, NONE if value is None else value)
-    if type(obj) is TensorVal and name == "requires_grad" and type(value) is Const:
+    if type(obj) is TensorVal and name == "requires_grad" and type(value) is Const and obj.is_leaf:
         return call(tx, MethodName(self=obj, name="requires_grad_"), [value])
     if type(obj) is ExcVal and value is not None:
         return set_exception_attribute(tx, obj, name, value)

@@ -344,9 +344,9 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
         node = (real if real is not None else fake).grad_fn
         guard(tx, part(AttrSource, tensor.source, name), "TYPE_MATCH", type(node))
         return ObjVal(real=node, cls=type(node))
-    if name == "grad" and (fake.is_leaf or tensor in tx.effects.retained or tensor in tx.effects.gradients):
+    if name == "grad" and (tensor.is_leaf or tensor in tx.effects.retained or tensor in tx.effects.gradients):
         return gradient_of(tx, tensor)
-    if name == "retains_grad" and (fake.is_leaf or real is None):
+    if name == "retains_grad" and (tensor.is_leaf or real is None):
         return const(tensor in tx.effects.retained)
     if real is not None and name in READ_FROM_INPUT:
         return wrap(tx, getattr(real, name), AttrSource(tensor.source, name))

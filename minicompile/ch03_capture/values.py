@@ -124,6 +124,11 @@ class TensorVal(AbstractValue):
     def cls(self):
         return torch.Tensor if self.real is None else type(self.real)
 
+    @property
+    def is_leaf(self):
+        """Whether it is one to the program: the fake of an argument that is a view is, whatever history the view has."""
+        return (self.real is None or self.real.is_leaf) and self.fake.is_leaf
+
 
 def as_number(value: AbstractValue) -> AbstractValue:
     """A tensor whose value is known as that number; any other value as it is."""

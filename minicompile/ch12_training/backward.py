@@ -35,6 +35,7 @@ from ..ch01_graphs.fake import storage_key
 from ..ch01_graphs.graph import closure, history_of
 from ..ch01_graphs.layouts import is_dense, same_layout
 from ..ch01_graphs.trace import backward_pass
+from ..ch02_guards.sources import AttrSource
 from ..ch03_capture.calls import handles, inline_code
 from ..ch03_capture.iterate import unpack
 from ..ch03_capture.operations import METHODS
@@ -43,6 +44,7 @@ from ..ch03_capture.tracer import Tracer, call, guard, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, Const, ObjVal, TensorVal, TupleVal
 from ..ch03_capture.wrap import wrap
 from ..ch05_autograd.joint import saved_by
+from ..errors import SkipFrame
 from .hooks import (
     LATER_HOOKS,
     TENSOR_HOOKS,
@@ -197,6 +199,10 @@ def check_wanted(tx: Tracer, tensor: TensorVal):
         return
     if tensor.real._is_view() and tensor.real.grad_fn is None and tensor.real._base.requires_grad:
         unsupported(tx, "torch.autograd.grad() for a view that was taken, while gradients were off, of a tensor that requires one")
+    if not tensor.real.is_leaf:
+        guard(tx, AttrSource(tensor.source, "retains_grad"), "CONSTANT_MATCH", tensor.real.retains_grad)
+        if tensor.real.retains_grad:
+            raise SkipFrame("torch.autograd.grad() for an argument that retains its gradient")
     guard_gradient(tx, tensor, "GRADIENT_OF_ITS_OWN")
 
 # %% [markdown]
@@ -368,12 +374,12 @@ def backward(tx: Tracer, tensors, grad_tensors=NONE, retain_graph=NONE, create_g
             retain_grad(tx, w)
         if any(t not in wanted for t in retained):
             unsupported(tx, "backward(inputs=...) where other tensors retain their gradients")
-        leaves, retained = [leaf for leaf in leaves if leaf in wanted], [w for w in wanted if not w.fake.is_leaf]
+        leaves, retained = [leaf for leaf in leaves if leaf in wanted], [w for w in wanted if not w.is_leaf]
     for leaf in leaves:
         check_leaf(tx, leaf)
 
     def arrived(leaf, gradient):
-        if not leaf.fake.is_leaf:
+        if not leaf.is_leaf:
             return retain(tx, leaf, gradient)
         hooks, later = hooks_of(tx, leaf, TENSOR_HOOKS), hooks_of(tx, leaf, LATER_HOOKS)
         changed = changed_by_hooks(tx, hooks, gradient, bool(create_graph.value))

@@ -145,7 +145,7 @@ def register_hook(tx: Tracer, self: TensorVal, hook: AbstractValue) -> AbstractV
     """tensor.register_hook(hook)"""
     if not self.fake.requires_grad:
         unsupported(tx, "a hook on a tensor that does not require a gradient")
-    if self.fake.is_leaf:
+    if self.is_leaf:
         return register_at_leaf(tx, self, hook, tx.effects.hooks)
     point = tx.effects.points.get(self.fake.grad_fn)
     if point is None or point.of_module:
@@ -168,7 +168,7 @@ def register_at_leaf(tx, leaf, hook, table) -> AbstractValue:
 
 @METHODS.of((TensorVal, "register_post_accumulate_grad_hook"))
 def register_later_hook(tx: Tracer, self: TensorVal, hook: AbstractValue) -> AbstractValue:
-    if not self.fake.is_leaf or not self.fake.requires_grad:
+    if not self.is_leaf or not self.fake.requires_grad:
         unsupported(tx, "a hook for accumulated gradients of a tensor that is no leaf")
     return register_at_leaf(tx, self, hook, tx.effects.later_hooks)
 
@@ -176,11 +176,11 @@ def register_later_hook(tx: Tracer, self: TensorVal, hook: AbstractValue) -> Abs
 @METHODS.of((TensorVal, "retain_grad"))
 def retain_grad(tx: Tracer, self: TensorVal) -> AbstractValue:
     """tensor.retain_grad(): a backward pass leaves its gradient in `.grad`, as for a leaf."""
-    if not self.fake.is_leaf and self.real is not None:
+    if not self.is_leaf and self.real is not None:
         check_unused(tx, self, "retain_grad() of a tensor that was used before")
-    if not self.fake.requires_grad or not self.fake.is_leaf and self.real is not None or tx.effects.pure_since:
+    if not self.fake.requires_grad or not self.is_leaf and self.real is not None or tx.effects.pure_since:
         unsupported(tx, "retain_grad() of a tensor that was computed before the compiled function was called, or needs no gradient")
-    if not self.fake.is_leaf:
+    if not self.is_leaf:
         tx.effects.retained[self] = Handle(hooks={}, location=location(tx))
     return NONE
 
@@ -241,10 +241,11 @@ def tell_hooks(hooks, leaf):
 
 
 def hooks_of(tx: Tracer, tensor: TensorVal, name: str) -> list[AbstractValue]:
-    """The hooks of a leaf: those that it came with, guarded, and those of the trace."""
+    """The hooks of a tensor: those that an input came with, guarded, unless they belong to what it was before it was written; and those of
+    the trace."""
     table = tx.effects.hooks if name == TENSOR_HOOKS else tx.effects.later_hooks
     own = list(table.get(tensor, {}).values())
-    if tensor.real is None or not tensor.fake.is_leaf:
+    if tensor.real is None or not tensor.real.is_leaf and tensor.fake._version != tensor.version:
         return own
     hooks = wrap(tx, getattr(tensor.real, name), part(HooksSource, tensor.source, name))
     return [*(unpack(tx, call_method(tx, hooks, "values", [])) if type(hooks) is DictVal else ()), *own]
