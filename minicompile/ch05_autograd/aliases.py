@@ -327,7 +327,8 @@ def undo_split(b, step, parent, new):
 
 # %%
 UNDO.update({
-    aten.view_as_real.default: lambda b, step, parent, new: emit(b, aten.view_as_complex.default, (emit(b, aten.clone.default, (new,)),)),
+    aten.view_as_real.default: lambda b, step, parent, new: emit(
+        b, aten.view_as_complex.default, (emit(b, aten.clone.default, (new,), {"memory_format": torch.contiguous_format}),)),
     aten.view_as_complex.default: lambda b, step, parent, new: emit(b, aten.view_as_real.default, (new,)),
     aten._conj.default: lambda b, step, parent, new: emit(b, aten.conj_physical.default, (new,)),
     aten._neg_view.default: lambda b, step, parent, new: emit(b, aten.neg.default, (new,)),

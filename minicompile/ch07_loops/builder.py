@@ -14,6 +14,7 @@
 # %%
 import math
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -70,12 +71,12 @@ def _larger(a: Int, b: Int) -> Int | None:
     return a if _at_least(a, b) else b if _at_least(b, a) else None
 
 
+DIVISIONS = {"floordiv": floordiv, "truncdiv": floordiv, "remainder": mod, "fmod": mod}
 ON_INDEX = {
     "add": add, "sub": _difference, "neg": lambda a: mul(a, -1), "maximum": _larger,
     "minimum": lambda a, b: b if _at_least(a, b) else a if _at_least(b, a) else None,
     "mul": lambda a, b: mul(a, b) if isinstance(a, int) or isinstance(b, int) else None,
-    "floordiv": lambda a, b: _quotient(a, b, floordiv), "truncdiv": lambda a, b: _quotient(a, b, floordiv),
-    "remainder": lambda a, b: _quotient(a, b, mod), "fmod": lambda a, b: _quotient(a, b, mod),
+    **{name: partial(_quotient, divide=divide) for name, divide in DIVISIONS.items()},
     "ge": _at_least, "lt": lambda a, b: _not(_at_least(a, b)),
     "le": lambda a, b: _at_least(b, a), "gt": lambda a, b: _not(_at_least(b, a))}
 
@@ -129,7 +130,8 @@ def normal(e: Int) -> Int:
 # the operand's element function at an index, once for each index and mask. `load` and `store` touch memory and
 # carry the mask of the moment. `op` makes an operation, unless its result is known already. If all operands are
 # constants, it is computed now, by the same PyTorch function that a kernel would imitate; and arithmetic on
-# indices stays an index expression, so that it can be simplified. `between` asks the bounds of chapter 1 which
+# indices stays an index expression, so that it can be simplified. A load that is not done gives 0, which is no divisor of integers:
+# where the mask is false they are divided by 1. `between` asks the bounds of chapter 1 which
 # half of a border test is needed at all.
 
 # %%
@@ -184,6 +186,8 @@ class Builder(Values):
         """A scalar operation. Operands of arithmetic share a dtype, which is the result's unless given;
         comparisons and predicates give bool."""
         dtype = dtype or (torch.bool if name in PREDICATES else args[0].dtype)
+        if name in DIVISIONS and self.mask is not None and not dtype.is_floating_point and not args[1].constant:
+            args = args[0], self.where(self.mask, args[1], self.constant(1, dtype))
         if name in FOLDED:
             values = [a.constant for a in args]
             if None not in values:

@@ -233,6 +233,8 @@ def write_reuse(w: Writer, new: str, old: str) -> None:
     """`new` takes over the memory of `old`, which is dead (or dies in this very kernel)."""
     layout = w.program.buffers[new].layout
     window = view_text(w, View(old, Layout(layout.size, layout.stride)))
+    if window != w.local(old) and any(isinstance(o, View) and o.buffer == new for o in w.program.outputs):
+        window += ".detach()"                      # a result is no view of what lay there before: `detach_` refuses views
     w.emit(f"{w.local(new)} = {window}  # takes over its memory")
     if old in w.fresh:
         w.fresh.add(new)

@@ -113,6 +113,17 @@ def test_complex():
     agree(f, torch.randn(3, 2))
 
 
+def test_a_write_to_the_parts_of_a_complex_tensor_in_any_layout():
+    def f(z):
+        r = torch.view_as_real(z.rot90())
+        r.permute(2, 1, 0).mul_(0.5)
+        s = torch.view_as_real(torch.complex(z.real.flip(0), z.imag)).mT
+        s.copy_(s.roll(1))
+        return r.reshape(-1) + 1, s.reshape(-1) + 1
+    for shape in ((1, 5), (5, 1), (3, 4)):
+        agree(f, torch.complex(torch.randn(shape), torch.randn(shape)))
+
+
 def test_dead_views_and_duplicates_go():
     def f(x):
         y = x.exp()

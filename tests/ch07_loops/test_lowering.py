@@ -254,6 +254,20 @@ def test_padding_and_pooling():
           [x])
 
 
+@pytest.mark.parametrize("backend", ["loops", "cpp"])
+@pytest.mark.parametrize("divide", [torch.floor_divide, torch.remainder, torch.fmod,
+                                    lambda a, b: torch.div(a, b, rounding_mode="trunc")])
+def test_no_integer_is_divided_by_what_a_mask_leaves_out(divide, backend):
+    """Where nothing is loaded there is 0. A divisor that is 0 in memory raises."""
+    def f(a):
+        return F.pad(divide(7, a) if divide is not torch.fmod else divide(a + 7, a), (1, 2)), torch.cat([divide(a, a), a])
+    compiled = minicompile.compile(f, backend=backend, fullgraph=True)
+    for got, expected in zip(compiled(torch.tensor([3, -2])), f(torch.tensor([3, -2]))):
+        assert torch.equal(got, expected)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        compiled(torch.tensor([3, 0]))
+
+
 @pytest.mark.parametrize("pool", [lambda x: F.max_pool2d(x, 3, 2, 1), lambda x: F.avg_pool2d(x, 2)])
 def test_pooling_gradient_is_a_gather(pool):
     x = R(2, 3, 8, 8).requires_grad_()

@@ -110,6 +110,18 @@ def test_memory_is_taken_over_in_place():
     torch.testing.assert_close(compile_schedule(schedule, "loops")([x])[0], -torch.sin(-torch.sin(x)))
 
 
+def test_a_result_that_takes_over_memory_in_another_layout_is_no_view():
+    def fn(x):
+        y = (x - x).renorm(2, 0, 1.0)
+        return y * 1, y
+    x = torch.randn(3, 7, 2, 4).permute(3, 2, 1, 0)
+    f = compiled(fn, [x])
+    assert "takes over" in f.source
+    first, second = f([x])
+    assert not first._is_view() and not second._is_view()
+    first.detach_()                                # eager's message for views: use detach() instead
+
+
 def test_inputs_are_never_overwritten():
     x = torch.ones(100)
     compiled(lambda x: [(x + 1).sin()], [x])([x])
