@@ -181,10 +181,33 @@ def argument_text(w: Writer, a: Any) -> str:
 #
 # A matrix product can write into memory that the plan has chosen (`OUT_FORMS`). Other operators allocate their own
 # result. What they return is compared with the promised strides each time; the comparison costs 0.1 microseconds, a wrong guess would
-# be a wrong answer. Where operands have several dtypes, so is the dtype of the result, since a kernel that takes halves for floats reads
-# beyond their memory.
+# be a wrong answer. Dtypes and sizes do not change from call to call as strides may, so they are compared in the first: a kernel that takes
+# halves for floats, or four rows for five, reads beyond their memory. `FirstCall` stands in place of the operator until then.
 
 # %%
+@dataclass(eq=False)
+class FirstCall:
+    """An operator that has not been called yet. It gives results of the promised dtypes, and if it does so by itself, the next call is
+    its own. Raises RuntimeError if a result has another shape. promised: a buffer for each result, or None."""
+
+    op: Callable
+    promised: list
+    namespace: dict
+
+    def __call__(self, *args, **kwargs):
+        result = self.op(*args, **kwargs)
+        found = [result] if isinstance(result, torch.Tensor) else list(result)
+        for t, b in zip(found, self.promised):
+            size = b.layout.size if b else ()
+            if b and (t.dim() != len(size) or any(type(n) is int and n != m for n, m in zip(size, t.shape))):
+                raise RuntimeError(f"{self.op} returned a tensor of shape {tuple(t.shape)} where {size} was expected")
+        if all(b is None or b.dtype == t.dtype for b, t in zip(self.promised, found)):
+            self.namespace.update({name: self.op for name, value in self.namespace.items() if value is self})
+            return result
+        found = [t if b is None else t.to(b.dtype) for b, t in zip(self.promised, found)]
+        return found[0] if isinstance(result, torch.Tensor) else found
+
+
 def write_extern(w: Writer, step: Extern) -> None:
     args = [argument_text(w, a) for a in step.args]
     args += [f"{k}={argument_text(w, a)}" for k, a in step.kwargs.items()]
@@ -194,15 +217,15 @@ def write_extern(w: Writer, step: Extern) -> None:
         out = step.outputs[0]
         w.emit(f"{fn}({', '.join(args)}, out={view_text(w, View(out, buffers[out].layout))})")
         return
-    fn = w.constant(getattr(step.op, "_op", step.op), "x")
-    call = f"{fn}({', '.join(args)})"
+    op = getattr(step.op, "_op", step.op)
     if not any(step.outputs):
-        w.emit(call)
+        w.emit(f"{w.constant(op, 'x')}({', '.join(args)})")
         return
+    fn = w.constant(FirstCall(op, [buffers.get(n) for n in step.outputs], w.globals), "x")
+    call = f"{fn}({', '.join(args)})"
     single = len(step.op._schema.returns) == 1 and str(step.op._schema.returns[0].type) == "Tensor" \
         if hasattr(step.op, "_schema") else len(step.outputs) == 1
     w.emit(f"{w.local(step.outputs[0]) if single else 'result'} = {call}")
-    mixed = len({buffers[n].dtype for n in step.inputs}) > 1
     for i, name in enumerate(step.outputs):
         if name is None:
             continue
@@ -210,8 +233,6 @@ def write_extern(w: Writer, step: Extern) -> None:
         if not single:
             w.emit(f"{local} = result[{i}]")
         layout = buffers[name].layout
-        if mixed:
-            w.emit(f"{local} = {local}.to({w.constant(buffers[name].dtype, 'dtype')})")
         w.emit(f"if {local}.stride() != {tuple_text(layout.stride)}: "
                f"{local} = relayout({local}, {tuple_text(layout.size)}, {tuple_text(layout.stride)})")
     if not single:

@@ -74,6 +74,26 @@ def test_strides_of_a_library_result_are_checked():
     assert y.stride() == (4, 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [3, 2])
+def test_dtype_and_shape_of_a_library_result_are_checked(dtype, rows):
+    """A kernel that is compiled for another dtype, or for more rows, reads beyond the memory of the result."""
+    class Op:
+        tags = ()
+        def __call__(self, x):
+            return (x + 1).to(dtype)[:rows]
+    p = program(["x"], [buffer("x", (3, 4)), buffer("y", (3, 4)), buffer("z", (12,))],
+                [Extern("e", Op(), (View("x", Layout((3, 4), (4, 1))),), {}, ("y",)), pointwise("n", 12, "y", "z")], ["z"])
+    host, x = compile_schedule(fuse(p), "loops"), torch.ones(3, 4)
+    if rows < 3:
+        with pytest.raises(RuntimeError, match="shape"):
+            host([x])
+        return
+    for _ in range(2):
+        assert host([x])[0].tolist() == [-2] * 12
+    assert isinstance(host.namespace["x0"], Op) == (dtype == torch.float32)          # a call that keeps its promise is checked once
+
+
 def test_relayout_copies_only_when_it_matters():
     t = torch.randn(1, 4)
     odd = t.as_strided((1, 4), (77, 1))
