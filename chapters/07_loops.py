@@ -207,10 +207,10 @@ Table(["after", "the loop runs over", "and loads x at"], rows)
 #
 # This is a view in the compiler. It gets the operand as a lazy tensor, and returns one whose element function
 # asks the operand at another index. `g` is the state of the lowering, and `g.val` the fake of the node that is being
-# lowered. `b`, a `Builder`, writes down the body of a loop, and `b.read(x, index)` asks `x` for an element. The two
-# lines about `stride` take eager's strides from the fake, if it describes this view, and else contiguous ones:
+# lowered. `b`, a `Builder`, writes down the body of a loop, and `b.read(x, index)` asks `x` for an element. Size and
+# strides are those of the fake:
 #
-# %show minicompile.ch07_loops.views.slice_ "def pick" to "return index"
+# %show minicompile.ch07_loops.rules.views.slice_ "def pick" to "return index"
 #
 # %show minicompile.ch07_loops.lazy.make_view
 #
@@ -351,8 +351,8 @@ print(print_program(watch(sound, signal, dynamic=False).half()["program"]))
 
 # %%
 from minicompile.ch01_graphs.symbolic import as_expr
-from minicompile.ch07_loops.indexing import selected
 from minicompile.ch07_loops.lazy import make_lazy
+from minicompile.ch07_loops.rules.indexing import selected
 from minicompile.ch07_loops.table import LOWERINGS
 
 

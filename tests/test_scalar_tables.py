@@ -1,7 +1,8 @@
 """Each generator has one table of scalar operations, and they agree with what the loop IR has."""
 from minicompile.ch07_loops.builder import FOLDED, ON_INDEX, PREDICATES
-from minicompile.ch07_loops.pointwise import HEAVY, ON_BOOL, SHARP
+from minicompile.ch07_loops.pointwise import HEAVY
 from minicompile.ch07_loops.reference import SCALAR
+from minicompile.ch07_loops.rules.pointwise import ON_BOOL, SHARP
 from minicompile.ch07_loops.verify import STRUCTURAL
 from minicompile.ch09_triton.ops import OPS
 from minicompile.ch10_cpp.ops import CPP_OPS

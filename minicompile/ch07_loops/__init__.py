@@ -6,7 +6,7 @@
 # of loops and library calls; `run_program` runs it, slowly and strictly.
 #
 # Read `ir` for the language, `builder` for how a body is written, and `lazy` for the one idea behind the
-# rest: a tensor is a function from an index to an element until somebody needs it in memory. Then the rooms,
-# each a part of the `table`: `pointwise`, `reductions`, `views`, `indexing`, `scatters`, `updates`, `random`, and
-# `externs` for what stays a library call. `lower` walks the graph, `reference` executes loops, `verify`
-# checks and prints them.
+# rest: a tensor is a function from an index to an element until somebody needs it in memory. `pointwise`, `reductions`
+# and `views` have what the lowerings of a family share, `updates` what is written in place, `externs` what stays a library
+# call. The lowerings of single operators are in `rules`, by subject. `lower` walks the graph, `reference` executes loops,
+# `verify` checks and prints them.

@@ -361,8 +361,8 @@ def settle(g: Lowering, x: Lazy, node: fx.Node) -> None:
             realize(g, x)
 
 
-def make_lazy(g: Lowering, inner, operands, *, val=None, heavy: bool = False, size=None, dtype=None) -> Lazy:
-    """The result of the current node as a function of `operands`, with size, dtype and strides of its fake.
+def make_lazy(g: Lowering, inner, operands, *, val=None, heavy: bool = False) -> Lazy:
+    """The result of the current node as a function of `operands`, with size, dtype and strides of its fake `val`.
     Operands are realised, the most expensive first, while the combined body would be too large."""
     val = g.val if val is None else val
     while True:
@@ -376,15 +376,12 @@ def make_lazy(g: Lowering, inner, operands, *, val=None, heavy: bool = False, si
         if not candidates:
             break
         realize(g, operands[max(candidates)[1]])
-    return Lazy(sizes_of(val) if size is None else size, dtype or val.dtype, val.device, inner,
-                strides_of(val) if size is None else contiguous_strides(size), ops=ops, reads=reads,
-                heavy=heavy or any(p[2] for p in prints))
+    heavy = heavy or any(p[2] for p in prints)
+    return Lazy(sizes_of(val), val.dtype, val.device, inner, strides_of(val), ops=ops, reads=reads, heavy=heavy)
 
 
-def make_view(g: Lowering, x: Lazy, size, index_map, relayout) -> Lazy:
-    """A view of `x`: element `index` is element `index_map(index)` of `x`."""
+def make_view(g: Lowering, x: Lazy, index_map, relayout) -> Lazy:
+    """The current node as a view of `x`: element `index` is element `index_map(index)` of `x`."""
     def inner(b: Builder, index):
         return b.read(x, index_map(index))
-    val = g.val if isinstance(g.val, torch.Tensor) else None
-    stride = strides_of(val) if val is not None and len(val.shape) == len(size) else contiguous_strides(size)
-    return Lazy(tuple(size), x.dtype, x.device, inner, stride, base=x, relayout=relayout)
+    return Lazy(sizes_of(g.val), x.dtype, x.device, inner, strides_of(g.val), base=x, relayout=relayout)

@@ -34,7 +34,7 @@ from .lazy import (Element, Lazy, Lowering, Options, alias, as_view, copy_to_buf
                    realize, settle, sizes_of, spelled, strides_of, window)
 from .table import LOOPS, LOWERINGS, REINDEXING, VIEWS
 from .updates import WINDOWS, apart, in_place_updates, reads_elsewhere, temporary, update_window
-from . import externs, indexing, pointwise, random, reductions, scatters, views  # noqa: F401  (they register)
+from . import externs, pointwise, rules, views  # noqa: F401  (rules register)
 
 aten = torch.ops.aten
 
@@ -380,7 +380,7 @@ def broadcast_cast(g: Lowering, value: Lazy, copy: fx.Node) -> Lazy:
     value = pointwise.on_device(g, value, target.device) if value.size == () else value
     if value.device != target.device:
         value = externs.move(g, value, target.device)
-    value = views.broadcast_to(g, value, target.size)
+    value = views.broadcast(g, value)
     return value if value.dtype == target.dtype else pointwise.cast(g, value, target.dtype)
 
 

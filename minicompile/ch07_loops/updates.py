@@ -13,13 +13,11 @@
 import torch
 from torch import fx
 
-from ..ch01_graphs.symbolic import as_expr
 from .builder import normal
-from .ir import Layout, View, root_of
+from .ir import View, root_of
 from .lazy import (Element, Lazy, Lowering, alias, as_view, copy_to_buffer, dense_strides, evaluate, footprint, from_buffer, in_memory,
                    realize, store_into)
 from .table import LOWERINGS, REINDEXING, VIEWS
-from .views import clamp_start, wrapped
 
 aten = torch.ops.aten
 # The write of a window -> the read of it
@@ -84,7 +82,7 @@ def only_feeds(nest: list[fx.Node], copy: fx.Node) -> bool:
 # is stored to (`x[1:] = x[:-1]`) goes through a temporary.
 #
 # An example: the program runs `x[1:4] = y`, which functionalization has made into a `slice_scatter` whose result
-# is copied back to `x`. `window_layout` computes where the slice lies in the memory of `x`: offset one row, three
+# is copied back to `x`. `window_of` is the slice, and says where it lies in the memory of `x`: offset one row, three
 # rows. `update_window` gives this memory a new name, which is an alias of the old, and emits a loop that stores
 # `y` there. The other rows are not touched. If the source was written there already, as by an inner slice of a
 # slice, nothing is left to do.
@@ -94,7 +92,7 @@ def update_window(g: Lowering, x: Lazy, source: Lazy, *where) -> Lazy:
     """`x` with a window of its memory overwritten by `source`; where: the arguments that say which."""
     base = as_view(g, x)
     name = g.latest.get(root_of(g.program.buffers, base.buffer), base.buffer)
-    layout = window_layout(base.layout, source, g.node.target, *where)
+    layout = window_of(g, x, *where).relayout(base.layout)
     stored = in_memory(source) and as_view(g, source) == View(name, layout)        # by an inner write
     if not stored and 0 not in layout.size:
         if len(g.node.args[1].users) > 1 or reads_elsewhere(g, evaluate(source, layout), root_of(g.program.buffers, name)):
@@ -104,15 +102,13 @@ def update_window(g: Lowering, x: Lazy, source: Lazy, *where) -> Lazy:
     return from_buffer(g, name, base.layout)
 
 
-def window_layout(base: Layout, source: Lazy, target, dim=0, start=None, end=None, step=1) -> Layout:
-    size, stride = base.size, base.stride
-    dim = dim % len(size)
-    if target is aten.select_scatter.default:
-        start, kept, steps = wrapped(start, size[dim]), (), ()
-    else:
-        start, kept, steps = clamp_start(start, size[dim]), (source.size[dim],), (as_expr(stride[dim]) * step,)
-    return Layout((*size[:dim], *kept, *size[dim + 1:]), (*stride[:dim], *steps, *stride[dim + 1:]),
-                  as_expr(base.offset) + as_expr(stride[dim]) * start)
+def window_of(g: Lowering, x: Lazy, *where) -> Lazy:
+    """The view of `x` that is written to, which has the size of the source."""
+    write, g.node = g.node, g.node.args[1]
+    try:
+        return LOWERINGS[WINDOWS[write.target]](g, x, *where)
+    finally:
+        g.node = write
 
 
 # %% [markdown]

@@ -399,7 +399,7 @@ def test_diagonals_are_written_with_a_cast_and_keep_gaps(dtype):
 
 def dropped(monkeypatch, layout, dtype=torch.float32):
     """The program of a dropout of 1024 times 1024 elements, for a GPU whose eager kernel has this layout."""
-    from minicompile.ch07_loops import random
+    from minicompile.ch07_loops.rules import random
     monkeypatch.setattr(random, "eager_layout", lambda dtype, device: layout)
     x = torch.ones(1024, 1024, dtype=dtype)
     return x, program_of(lambda x: torch.native_dropout(x * 2, 0.25, True), [x], decomposed=False, device="cuda:0")
@@ -422,8 +422,8 @@ def test_dropout_draws_eagers_numbers_in_the_loop(monkeypatch, layout):
 
 
 def test_dropouts_between_which_nobody_draws_share_a_step(monkeypatch):
-    from minicompile.ch07_loops import random
     from minicompile.ch07_loops.reference import philox_uniform
+    from minicompile.ch07_loops.rules import random
     monkeypatch.setattr(random, "eager_layout", lambda dtype, device: (4, 1 << 19))
 
     def three(x):

@@ -8,7 +8,7 @@ from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.trace import trace
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.lower import lower
-from minicompile.ch07_loops.random import eager_layout
+from minicompile.ch07_loops.rules.random import eager_layout
 from minicompile.ch08_fusion.fuse import fuse
 from minicompile.ch08_fusion.groups import FusionOptions
 from minicompile.ch11_runtime.host import compile_schedule

@@ -17,14 +17,14 @@ from functools import partial
 
 import torch
 
-from ..ch01_graphs.symbolic import present, product
-from .builder import HALF, Builder
-from .ir import Layout, root_of
+from ...ch01_graphs.symbolic import present, product
+from ..builder import HALF, Builder
+from ..ir import Layout, root_of
 from .indexing import index_plan, indexed_position, integer_indices
-from .lazy import (Lazy, Lowering, alias, as_view, copy_to_buffer, dense_strides, emit_loop, footprint, from_buffer, linear,
+from ..lazy import (Lazy, Lowering, alias, as_view, copy_to_buffer, dense_strides, emit_loop, footprint, from_buffer, linear,
                    make_vars, new_buffer, sizes_of, store_into, strides_of)
-from .pointwise import broadcast_index, cast
-from .table import lowering
+from ..pointwise import broadcast_index, cast
+from ..table import lowering
 from .views import offset_of
 
 

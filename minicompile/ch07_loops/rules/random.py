@@ -22,11 +22,11 @@ from typing import Sequence
 
 import torch
 
-from .externs import emit_extern
-from .ir import Extern
-from .lazy import Lazy, Lowering, dense_strides, from_buffer, linear, make_lazy, new_buffer, realize, sizes_of, strides_of
-from .reference import philox_uniform
-from .table import aten, lowering
+from ..externs import emit_extern
+from ..ir import Extern
+from ..lazy import Lazy, Lowering, dense_strides, from_buffer, linear, make_lazy, new_buffer, realize, sizes_of, strides_of
+from ..reference import philox_uniform
+from ..table import aten, lowering
 
 BLOCK = 256                 # threads of a block of eager's kernel
 MANY = 1 << 20              # elements from which reading and writing them costs more than another launch

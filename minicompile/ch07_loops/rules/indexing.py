@@ -9,13 +9,13 @@
 # %%
 import torch
 
-from ..ch01_graphs.symbolic import as_expr, floordiv
-from .builder import Builder, compute_dtype
-from .externs import move
-from .ir import Layout
-from .lazy import Lazy, Lowering, dense_strides, footprint, from_buffer, make_lazy, new_buffer, product, sizes_of, store_into, strides_of
-from .pointwise import broadcast_index, cast, element, on_device
-from .table import lowering
+from ...ch01_graphs.symbolic import as_expr, floordiv
+from ..builder import Builder, compute_dtype
+from ..externs import move
+from ..ir import Layout
+from ..lazy import Lazy, Lowering, dense_strides, footprint, from_buffer, make_lazy, new_buffer, product, sizes_of, store_into, strides_of
+from ..pointwise import broadcast_index, cast, element, on_device
+from ..table import lowering
 from .views import clamp_start, wrapped
 
 
