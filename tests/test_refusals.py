@@ -281,6 +281,22 @@ def test_sources_that_only_broadcast_are_refused_where_eager_refuses_them(write,
 
 
 @pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("name", ["addmm", "addmm_", "addmv", "addmv_", "baddbmm", "baddbmm_", "addbmm", "addbmm_", "addr", "addr_"])
+def test_a_product_is_added_to_no_tensor_of_more_dimensions(name, rung):
+    sizes = {"addmm": ((2, 4), (4, 3)), "addmv": ((2, 4), (4,)), "addr": ((2,), (3,))}.get(name.strip("_"), ((5, 2, 4), (5, 4, 3)))
+
+    def f(x, a, b):
+        return getattr(x, name)(a, b)[0] + 1
+
+    def add(f, *sizes):
+        return type(outcome(f, *map(torch.ones, sizes)))
+
+    for size in ((5, 2, 3), (2, 3), (3,), (2,), (1, 2), (1, 2, 3), (1, 5, 2, 3)):
+        minicompile.reset()
+        assert add(minicompile.compile(f, backend=rung), size, *sizes) is add(f, size, *sizes), size
+
+
+@pytest.mark.parametrize("rung", RUNGS)
 def test_what_writes_to_a_part_of_varying_size_is_not_refused(rung):
     def f(x):
         y = x * 2

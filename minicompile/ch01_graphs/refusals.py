@@ -54,11 +54,18 @@ def overloads(*packets) -> list:
 
 
 @REFUSALS.of(*(packet.default for packet in (
-    aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addbmm, aten.mv, aten.addmv, aten.dot, aten.vdot)))
+    aten.mm, aten.bmm, aten.baddbmm, aten.addbmm, aten.mv, aten.dot, aten.vdot)))
 def check_dtypes(func, *args, **kwargs) -> None:
     dtypes = [str(t.dtype) for t in args if isinstance(t, torch.Tensor)]
     if len(set(dtypes)) > 1:
         raise RuntimeError(f"expected operands of one dtype, got {', '.join(dtypes)}")
+
+
+@REFUSALS.of(*(packet.default for packet in (aten.addmm, aten.addmm_, aten.addmv, aten.addmv_)))
+def check_added(func, x, a, b, **kwargs) -> None:
+    check_dtypes(func, x, a, b)
+    if x.dim() > a.dim() + b.dim() - 2:
+        raise RuntimeError(f"a product of {a.dim() + b.dim() - 2} dimensions is added to a tensor of {x.dim()}")
 
 
 @REFUSALS.of(aten.convolution.default)

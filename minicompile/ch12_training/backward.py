@@ -39,6 +39,7 @@ from ..ch02_guards.sources import AttrSource
 from ..ch03_capture.calls import handles, inline_code
 from ..ch03_capture.iterate import unpack
 from ..ch03_capture.operations import METHODS
+from ..ch03_capture.storage import taken_without_gradients
 from ..ch03_capture.tensors import emit, finish_node, gradient_of, set_gradient
 from ..ch03_capture.tracer import Tracer, call, guard, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, Const, ObjVal, TensorVal, TupleVal
@@ -484,7 +485,7 @@ def tensor_backward(tx, self, gradient=NONE, retain_graph=NONE, create_graph=Con
 @METHODS.of((TensorVal, "requires_grad_"))
 def requires_grad_(tx, self, requires_grad=Const(value=True)):
     """What the trace has made becomes a leaf there and then. An input does before the graph runs, if the graph has not used it yet."""
-    if self.fake.requires_grad == requires_grad.value:
+    if self.fake.requires_grad == requires_grad.value and not (self.real is not None and taken_without_gradients(self.real)):
         return self
     if self.fake.grad_fn is not None or tx.effects.pure_since or tx.outer is not None:
         unsupported(tx, "Tensor.requires_grad_() of a tensor with a history, or in code that is not run exactly once")

@@ -388,3 +388,17 @@ def test_arguments_that_were_computed_before(program, argument, before):
             found.append(str(error))
     torch.testing.assert_close(found[1], found[0]) if type(found[0]) is tuple else None
     assert type(found[1]) is type(found[0]) is tuple or found[1] == found[0]
+
+
+def test_a_view_without_a_history_becomes_a_leaf():
+    """It says that it requires a gradient when its base does, but gets none before it is asked to."""
+    @minicompile.compile
+    def f(x):
+        x.requires_grad_()
+        return x * 2
+
+    base = torch.ones(4, requires_grad=True)
+    with torch.no_grad():
+        x = base.view(2, 2)
+    f(x).sum().backward()
+    assert x.grad.tolist() == [[2, 2], [2, 2]] and base.grad is None
