@@ -306,7 +306,7 @@ print(print_graph(graph))
 # Since the recursion writes each parent in turn, this is done for all aliases on the way. The rules that undo one step
 # each are registered functions. This is the one for views that drop elements:
 #
-# %show minicompile.ch05_autograd.aliases.undo_window
+# %show minicompile.ch05_autograd.rules.views.undo_window
 #
 # Below, the real pass runs over the program above, one node of the old graph at a time.
 

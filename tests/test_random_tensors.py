@@ -13,6 +13,7 @@ from programs.run import indexes_outside, run_seeds
 
 from minicompile.ch01_graphs import symbolic
 from minicompile.ch05_autograd import aliases, functionalize
+from minicompile.ch05_autograd.rules import views as undone
 from minicompile.ch08_fusion import legality
 
 FOUND = sorted((pathlib.Path(__file__).parent / "programs" / "found").glob("tensors_*.py"))
@@ -222,7 +223,7 @@ BUGS = {                                                    # name: the bug, the
     "read of a part": (stale(aten.split.Tensor), "aot_eager", "split|chunk"),
     "write through complex numbers": (lost(aten.view_as_complex.default), "aot_eager", "complex"),
     "write through a conjugate": (undone_by(aten._conj.default, lambda b, step, parent, new: new), "aot_eager", "conj"),
-    "write through a part": (undone_by(aten.split.Tensor, lambda b, step, parent, new: aliases.undo_split(
+    "write through a part": (undone_by(aten.split.Tensor, lambda b, step, parent, new: undone.undo_split(
         b, aliases.Step(step.target, step.args, step.kwargs, 0), parent, new)), "aot_eager", "split|chunk"),
     "write through permute": (lost(aten.permute.default), "aot_eager", ""),
     "write through expand": (lost(aten.expand.default), "aot_eager", "expand"),

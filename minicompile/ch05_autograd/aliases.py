@@ -261,100 +261,16 @@ def restride(b: GraphBuilder, node: fx.Node, target: torch.Tensor) -> fx.Node:
 # ## Undoing a view
 #
 # `undo` puts the new contents of a view back into its parent. Views that keep every element have an inverse
-# view; views that drop elements have a scatter. Each rule below takes the step that made the view, the
+# view; views that drop elements have a scatter. The rules are in `rules/views.py`: each takes the step that made the view, the
 # present contents of the parent and the new contents of the view, and gives the new contents of the parent.
-
-# %%
-UNDO = Table()               # view operator -> rule: function(builder, step, node of the parent, node of the view) -> new parent
-UNDO.update({op: lambda b, step, parent, new: new for op in (aten.alias.default, aten.detach.default, aten.lift_fresh.default)})
-UNDO.update({op: lambda b, step, parent, new: emit(b, step.target, (new, *step.args)) for op in (aten.t.default, aten.transpose.int)})
-
-
-@UNDO.of(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default,
-        aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
-        aten.expand.default)
-def undo_reshape(b, step, parent, new):
-    if new.meta["val"].numel() != parent.meta["val"].numel():
-        raise Unsupported("writing through an expanded tensor")
-    if not new.meta["val"].is_contiguous():
-        new = emit(b, aten.clone.default, (new,), {"memory_format": torch.contiguous_format})
-    return emit(b, aten.view.default, (new, [expr_of(s) for s in parent.meta["val"].shape]))
-
-
-@UNDO.of(aten.permute.default)
-def undo_permute(b, step, parent, new):
-    dims = new.meta["val"].dim()
-    return emit(b, aten.permute.default, (new, inverse([d % dims for d in step.args[0]])))
-
-# %% [markdown]
-# The views that drop elements. `unbind` and `split` give several; `step.index` says which one this is.
-
-# %%
-SCATTER = {aten.select.int: aten.select_scatter.default, aten.slice.Tensor: aten.slice_scatter.default,
-           aten.diagonal.default: aten.diagonal_scatter.default}
-
-
-def scatter(b, op, parent, *args, **kwargs) -> fx.Node:
-    """The kernels copy all of the memory around `parent`, in units of its dtype, of which there may be no whole number."""
-    val = parent.meta["val"]
-    if val.meta.untyped_storage().nbytes() % val.element_size() != 0:
-        if op is aten.as_strided_scatter.default and (not is_dense(val) or val.storage_offset() != 0):
-            raise Unsupported("as_strided of memory that holds no whole number of elements")
-        parent = emit(b, aten.clone.default, (parent,))
-    return emit(b, op, (parent, *args), kwargs)
-
-
-@UNDO.of(*SCATTER)
-def undo_window(b, step, parent, new):
-    return scatter(b, SCATTER[step.target], parent, new, *step.args, **step.kwargs)
-
-
-@UNDO.of(aten.unbind.int)
-def undo_unbind(b, step, parent, new):
-    return scatter(b, aten.select_scatter.default, parent, new, step.args[0] if step.args else 0, step.index)
-
-
-@UNDO.of(aten.split.Tensor, aten.split_with_sizes.default)
-def undo_split(b, step, parent, new):
-    dim = step.args[1] if len(step.args) > 1 else step.kwargs.get("dim", 0)
-    sizes = step.args[0] if isinstance(step.args[0], (list, tuple)) else [step.args[0]] * step.index
-    start, length = sum(sizes[:step.index]), expr_of(new.meta["val"].shape[dim])
-    return scatter(b, aten.slice_scatter.default, parent, new, dim, start, start + length)
-
-# %% [markdown]
-# Views of the same memory as another dtype, and last what fits any view: `as_strided_scatter`, which states
-# positions in memory.
-
-# %%
-UNDO.update({
-    aten.view_as_real.default: lambda b, step, parent, new: emit(
-        b, aten.view_as_complex.default, (emit(b, aten.clone.default, (new,), {"memory_format": torch.contiguous_format}),)),
-    aten.view_as_complex.default: lambda b, step, parent, new: emit(b, aten.view_as_real.default, (new,)),
-    aten._conj.default: lambda b, step, parent, new: emit(b, aten.conj_physical.default, (new,)),
-    aten._neg_view.default: lambda b, step, parent, new: emit(b, aten.neg.default, (new,)),
-})
-
-
-@UNDO.of(aten.as_strided.default)
-def undo_as_strided(b, step, parent, new):
-    try:
-        return scatter(b, aten.as_strided_scatter.default, parent, new, *step.args)
-    except RuntimeError as error:       # the meta kernel for symbolic sizes knows dense parents only
-        raise Unsupported(f"writing through {step.target}") from error
-
-
-@UNDO.of(aten.view.dtype)
-def undo_view_as_dtype(b, step, parent, new):
-    if parent.meta["val"].element_size() != new.meta["val"].element_size():
-        raise Unsupported(f"writing through {step.target}")
-    return emit(b, aten.view.dtype, (new, parent.meta["val"].dtype))
-
-
-# %% [markdown]
-# `undo` asks the table first. If a step has no entry, the fallback computes where in the parent's memory the view
+#
+# If a step has no rule, it is taken for an `as_strided`: the fallback computes where in the parent's memory the view
 # lies, its sizes, strides and offset, and overwrites these positions.
 
 # %%
+UNDO = Table()               # view operator -> rule: function(builder, step, node of the parent, node of the view) -> new parent
+
+
 def undo(b: GraphBuilder, step: Step, parent: fx.Node, new: fx.Node) -> fx.Node:
     """The contents of `parent` after its view `step` was overwritten with `new`."""
     if step.target in UNDO:
@@ -367,4 +283,4 @@ def undo(b: GraphBuilder, step: Step, parent: fx.Node, new: fx.Node) -> fx.Node:
     sizes, strides = ([expr_of(s) for s in t] for t in (window.shape, window.stride()))
     offset, own = (expr_of(t.storage_offset()) for t in (window, parent.meta["val"]))
     place = (sizes, strides) if offset == own else (sizes, strides, offset)     # an input may lie elsewhere
-    return undo_as_strided(b, Step(aten.as_strided.default, place, {}), parent, new)
+    return UNDO[aten.as_strided.default](b, Step(aten.as_strided.default, place, {}), parent, new)

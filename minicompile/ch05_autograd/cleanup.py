@@ -102,8 +102,6 @@ def _key(argument):
         return tuple([_key(a) for a in argument])
     if isinstance(argument, dict):
         return tuple((k, _key(v)) for k, v in sorted(argument.items()))
-    if isinstance(argument, slice):
-        return ("slice", _key(argument.start), _key(argument.stop), _key(argument.step))
     return type(argument), repr(argument) if isinstance(argument, (float, complex)) else argument  # -0.0 is not 0.0
 
 

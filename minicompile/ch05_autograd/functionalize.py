@@ -39,6 +39,7 @@ from ..ch01_graphs.layouts import each_has_its_place, inside, inverse, is_dense,
 from ..ch01_graphs.operators import leaves
 from ..ch01_graphs.shapes import expr_of
 from ..errors import Unsupported
+from . import rules  # noqa: F401  (they register)
 from .aliases import Alias, GraphBuilder, Step, anchored, emit, emit_step, fresh, looks_otherwise, read, viewed_argument, write
 from .schemas import check_no_metadata_change, functional_counterpart, is_mutable, parameters_of_counterpart, written_arguments
 

@@ -82,8 +82,6 @@ def build_kernel(f: Fuser, g: Group, visible: set[str], number: int) -> Kernel |
     vars, mapping = blocks + walked, {**map_v, **map_w, **map_r}
     for i, ends in stores.items():
         node = f.nodes[i]
-        if not ends:
-            continue
         if node.reduction_vars:
             over = set().union(*(symbols(g.mapping[i][v]) for v in node.reduction_vars))
             shape = (vars, rvars) if over.isdisjoint(g.walked) else (blocks + rvars, walked)
@@ -91,8 +89,6 @@ def build_kernel(f: Fuser, g: Group, visible: set[str], number: int) -> Kernel |
             covers = any(not symbols(e).isdisjoint(wide) for e in g.mapping[i].values())
             shape = (vars + rvars, ()) if covers else (vars, ())
         loops.append(replace(node, vars=shape[0], reduction_vars=shape[1], stores=rewrite(ends, mapping)))
-    if not loops:
-        return None
     return finish_kernel(f, g, loops, vars, rvars, walked, local - dead, number)
 
 

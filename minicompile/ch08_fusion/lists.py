@@ -241,7 +241,7 @@ class Room:
     def __init__(self, program: Program, steps: dict[int, Kernel | Extern], order: list[Kernel | Extern]):
         times, b = lifetimes(program, order), program.buffers
         self.live = times.live
-        self.limit = max(self.live, default=0) + LITTLE // 2
+        self.limit = times.peak + LITTLE // 2
         freed, written = [0] * len(order), [0] * len(order)
         for bytes_at, roots in ((freed, times.death), (written, times.birth)):
             for root, k in roots.items():

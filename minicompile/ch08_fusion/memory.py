@@ -46,7 +46,7 @@ def order_for_memory(program: Program, steps: dict[int, Kernel | Extern],
         reads, writes = ({i: names(step) for i, step in steps.items()} for names in (attrgetter("inputs"), written_by))
         before = dependency_edges(steps, reads, writes, program.buffers)
     orders = [[steps[i] for i in _topological(program, steps, before, greedy)] for greedy in (False, True)]
-    peaks = [estimate_peak(program, order) for order in orders]
+    peaks = [lifetimes(program, order).peak for order in orders]
     return orders[1] if peaks[1] < 0.95 * peaks[0] else orders[0]
 
 
@@ -116,6 +116,11 @@ class Lifetimes:
     death: dict[str, int]
     live: list[int]                # bytes alive during each step, allocated by the program itself
 
+    @property
+    def peak(self) -> int:
+        """Bytes of the largest set of own buffers alive at once."""
+        return max(self.live, default=0)
+
 
 def lifetimes(program: Program, steps: list[Kernel | Extern]) -> Lifetimes:
     b, roots = program.buffers, program.roots
@@ -147,10 +152,6 @@ def lifetimes(program: Program, steps: list[Kernel | Extern]) -> Lifetimes:
         live.append(now)
     return Lifetimes(birth, death, live)
 
-
-def estimate_peak(program: Program, steps: list[Kernel | Extern]) -> int:
-    """Bytes of the largest set of own buffers alive at once."""
-    return max(lifetimes(program, steps).live, default=0)
 
 # %% [markdown]
 # ## The plan
@@ -199,8 +200,7 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
     after the step in which it dies, or, if its memory is taken over, after the step that takes it."""
     b = program.buffers
     times = lifetimes(program, steps)
-    peak = max(times.live, default=0)
-    live = times.live
+    peak, live = times.peak, times.live
     plans = [StepPlan() for _ in steps]
     dying: dict[int, list[str]] = {}
     for root, k in times.death.items():

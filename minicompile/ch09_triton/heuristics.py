@@ -22,9 +22,6 @@ class Config:
     num_warps: int
     persistent: bool = False
 
-    def __hash__(self):
-        return hash((tuple(self.blocks.items()), self.num_warps, self.persistent))
-
 
 def power_of_2(n: int) -> int:
     """The smallest power of two >= n."""

@@ -46,17 +46,8 @@ from ..ch03_capture.values import NONE, AbstractValue, Const, ObjVal, TensorVal,
 from ..ch03_capture.wrap import wrap
 from ..ch05_autograd.joint import saved_by
 from ..errors import SkipFrame
-from .hooks import (
-    LATER_HOOKS,
-    TENSOR_HOOKS,
-    changed_at_point,
-    changed_by_hooks,
-    hooks_of,
-    points_before,
-    retain_grad,
-    tell_hooks,
-    until_points,
-)
+from .hooks import (LATER_HOOKS, TENSOR_HOOKS, changed_at_point, changed_by_hooks, hooks_of, points_before, retain_grad, tell_hooks,
+                    until_points)
 
 # %% [markdown]
 # ## The node
