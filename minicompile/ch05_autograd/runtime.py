@@ -567,14 +567,16 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
 
 def _direct(joint: Joint, compile_aten: Compile) -> Callable:
     compiled = compile_aten(joint.gm, is_backward=False)
+    leaves_history = getattr(compiled, "leaves_history", True)
     finish = build_finish(joint)
     nothing_computed = not joint.results and all(node.op != "call_function" for node in joint.gm.graph.nodes)
 
     def run(*inputs):
         if nothing_computed:                                # only views of inputs
             return finish((), inputs)
-        results = with_grad_mode(False, call_forward, compiled, inputs, joint)
-        return finish(results, inputs)
+        if leaves_history:
+            return finish(with_grad_mode(False, call_forward, compiled, inputs, joint), inputs)
+        return finish(call_forward(compiled, inputs, joint), inputs)
 
     run.joint, run.partition = joint, None
     return run

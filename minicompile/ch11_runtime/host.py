@@ -35,6 +35,7 @@ from functools import cached_property
 from typing import Any, Callable, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import logs
 from ..ch01_graphs import floats
@@ -208,6 +209,42 @@ class FirstCall:
         return found[0] if isinstance(result, torch.Tensor) else found
 
 
+# %% [markdown]
+# The functions of PyTorch's Python interface read their arguments a microsecond faster than the operators of `torch.ops`. Often one of
+# the same name is there, which chooses among the overloads by its arguments. `binding` tries it on tensors without memory,
+# and looks which operator arrives.
+
+# %%
+class Arrived(TorchDispatchMode):
+    """Runs no operator, but raises an error that names it."""
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        raise LookupError(op)
+
+
+def binding(step: Extern, buffers: dict) -> Callable:
+    """What to call for `step.op`."""
+    def example(a):
+        if isinstance(a, View):
+            return torch.empty([1] * len(a.layout.size), dtype=buffers[a.buffer].dtype, device="meta")
+        if isinstance(a, (list, tuple)):
+            return [example(x) for x in a]
+        return 1 if isinstance(a, Expr) else 1.0 if isinstance(a, Float) else a
+
+    args, kwargs = example(step.args), {k: example(a) for k, a in step.kwargs.items()}
+    for home in (torch._C._VariableFunctions, torch._C._nn) if getattr(step.op, "namespace", None) == "aten" else ():
+        found = getattr(home, step.op.__name__.split(".")[0], None)
+        try:
+            with Arrived():
+                found and found(*args, **kwargs)
+        except LookupError as arrived:
+            if arrived.args[0] is step.op:
+                return found
+        except Exception:
+            pass                                    # it takes other arguments
+    return getattr(step.op, "_op", step.op)
+
+
 def write_extern(w: Writer, step: Extern) -> None:
     args = [argument_text(w, a) for a in step.args]
     args += [f"{k}={argument_text(w, a)}" for k, a in step.kwargs.items()]
@@ -217,7 +254,7 @@ def write_extern(w: Writer, step: Extern) -> None:
         out = step.outputs[0]
         w.emit(f"{fn}({', '.join(args)}, out={view_text(w, View(out, buffers[out].layout))})")
         return
-    op = getattr(step.op, "_op", step.op)
+    op = binding(step, buffers)
     if not any(step.outputs):
         w.emit(f"{w.constant(op, 'x')}({', '.join(args)})")
         return
@@ -412,6 +449,7 @@ class HostProgram:
     run: Callable[[list], list]
     source_of: list[int | None]                     # step of the schedule -> position in `sources`
     resolved: bool = False
+    leaves_history = False                          # in whatever state autograd is
 
     def __call__(self, args: list) -> list:
         if not self.resolved:
