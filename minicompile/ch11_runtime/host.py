@@ -449,12 +449,16 @@ class HostProgram:
     run: Callable[[list], list]
     source_of: list[int | None]                     # step of the schedule -> position in `sources`
     resolved: bool = False
-    leaves_history = False                          # in whatever state autograd is
 
     def __call__(self, args: list) -> list:
         if not self.resolved:
             resolve_kernels(self)
         return self.run(args)
+
+    @cached_property
+    def leaves_history(self) -> bool:
+        """Whether gradients must be off while it runs: an operator of somebody else may call an `autograd.Function`."""
+        return any(isinstance(s, Extern) and getattr(s.op, "namespace", None) != "aten" for s in self.schedule.steps)
 
     @cached_property
     def overwritten(self) -> list[int]:

@@ -4,6 +4,7 @@ import traceback
 import pytest
 import torch
 
+import minicompile
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.symbolic import Symbol
 from minicompile.ch01_graphs.trace import trace
@@ -12,7 +13,7 @@ from minicompile.ch07_loops.builder import Builder
 from minicompile.ch07_loops.ir import Buffer, Extern, Layout, Loop, Program, View
 from minicompile.ch07_loops.lower import lower
 from minicompile.ch08_fusion.fuse import fuse
-from minicompile.ch11_runtime.host import compile_schedule, relayout
+from minicompile.ch11_runtime.host import Arrived, binding, compile_schedule, relayout
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -222,3 +223,36 @@ def test_dynamic_sizes_through_the_pipeline():
         x = torch.randn(size, 4)
         for got, want in zip(host([size, x, w]), f(size, x, w)):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_library_call_reaches_its_own_overload():
+    """Whatever function is called, the operator of the step arrives, with its arguments."""
+    t = View("t", Layout((2, 3), (3, 1)))
+    buffers = {"t": buffer("t", (2, 3))}
+    real = torch.randn(2, 3)
+    steps = [(aten.mul.Tensor, (t, t)), (aten.mul.Scalar, (t, 2.0)), (aten.sum.dim_IntList, (t, [1], True)), (aten.sum.default, (t,)),
+             (aten._fft_r2c.default, (t, [1], 0, True)), (aten.gelu.default, (t,)), (aten.amax.default, (t, [0])),
+             (aten.cat.default, ([t, t], 1)), (aten.add.Tensor, (t, t), {"alpha": 3}), (aten.matmul.default, (t, t)),
+             (aten.div.Tensor_mode, (t, t), {"rounding_mode": "floor"}), (aten.sort.stable, (t,), {"stable": True, "dim": 0})]
+    fast = 0
+    for op, args, *kwargs in steps:
+        step = Extern("x", op, args, *(kwargs or [{}]), ("out",))
+        call = binding(step, buffers)
+        put = lambda a: real if isinstance(a, View) else [put(x) for x in a] if isinstance(a, list) else a
+        fast += call is not op._op
+        if op is not aten.matmul.default:
+            with pytest.raises(LookupError) as arrived, Arrived():
+                call(*map(put, args), **step.kwargs)
+            assert arrived.value.args[0] is op
+    assert fast == len(steps) - 2                  # mul takes a number for a tensor, matmul is made of others
+
+
+def test_library_calls_on_what_requires_a_gradient_give_no_history():
+    """Gradients are on while a program runs that has no backward."""
+    x, w, b = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True), torch.randn(4, requires_grad=True)
+
+    def f(x):
+        return torch.addmm(b, x, w.t()).argmax(1), (x @ w).detach(), torch.fft.fft(w).detach()
+
+    for got, expected in zip(minicompile.compile(f)(x), f(x)):
+        assert not got.requires_grad and got.grad_fn is None and torch.equal(got, expected)
