@@ -266,7 +266,8 @@ class Region:
         self.joint, self.forward, self.backward = joint, forward, backward
         self.results = joint.results + len(joint.written)            # how many, with what is written to inputs
         self.plain = [i for i in range(self.results) if i not in joint.differentiable]
-        self.arity = sum(n.op == "placeholder" for n in halves.forward.graph.nodes)
+        arity, places = sum(n.op == "placeholder" for n in halves.forward.graph.nodes), {i: k for k, i in enumerate(joint.gradients)}
+        self.spread = picker([places.get(i, -1) for i in range(arity)])      # of all gradients and None: one for each input
         self.layouts = _tangent_layouts(joint)
         forms = [n.meta["tangent"] for n in joint.gm.graph.nodes if "tangent" in n.meta]
         self.sizes_of = [(i, form) for i, form, layout in zip(joint.differentiable, forms, self.layouts) if layout is None]
@@ -285,14 +286,16 @@ class Region:
 
     def layouts_of(self, ctx, absent: frozenset) -> list:
         """The layout of each tangent that is not absent."""
+        if not (self.sizes_of or absent):
+            return self.layouts
         dynamic = iter(ctx.layouts if self.sizes_of else ())
         layouts = [layout or next(dynamic) for layout in self.layouts]
-        return [layout for k, layout in enumerate(layouts) if k not in absent] if absent else layouts
+        return [layout for k, layout in enumerate(layouts) if k not in absent]
 
 
-def picker(positions: list[int]) -> Callable[[tuple], Sequence]:
+def picker(positions: list[int]) -> Callable[[tuple], tuple]:
     """`f(values)`: those at `positions`, in one call of C."""
-    return operator.itemgetter(*positions) if len(positions) > 1 else lambda values: [values[i] for i in positions]
+    return operator.itemgetter(*positions) if len(positions) > 1 else lambda values: tuple([values[i] for i in positions])
 
 
 # %% [markdown]
@@ -362,7 +365,7 @@ def run_backward(region: Region, ctx, *tangents):
     present = [tangents[i] for i in joint.differentiable if tangents[i] is not None]
     many = not all(map(has_memory, present))
     if many and type(found) is list:
-        return spread(region, region.again.in_eager(absent)(*map(separate, found), *present))
+        return region.spread((*region.again.in_eager(absent)(*map(separate, found), *present), None))
     copied = getattr(compiled, "overwritten", ())
     if not (ctx.hooked or retained):
         copied = (region.shared | kept).intersection(copied)
@@ -371,7 +374,7 @@ def run_backward(region: Region, ctx, *tangents):
     gradients = with_grad_mode(False, call_backward, compiled, arguments, copied, present, None if many else region.layouts_of(ctx, absent))
     if again:
         gradients = with_history(region, absent, found, gradients, present, leading)
-    return spread(region, gradients)
+    return region.spread((*gradients, None))
 
 
 def call_backward(compiled: Callable, arguments: list, copied, tangents: list, layouts) -> Sequence:
@@ -384,14 +387,6 @@ def call_backward(compiled: Callable, arguments: list, copied, tangents: list, l
     else:
         arguments += [match_tangent(t, *layout) for t, layout in zip(tangents, layouts)]
     return call_compiled(compiled, arguments)
-
-
-def spread(region: Region, gradients) -> tuple:
-    """A gradient, or None, for every input."""
-    out: list[Any] = [None] * region.arity
-    for position, gradient in zip(region.joint.gradients, gradients):
-        out[position] = gradient
-    return tuple(out)
 
 
 def inputs_again(region: Region, ctx, saved: list) -> list | str:
