@@ -35,7 +35,8 @@ ADDRESS = re.compile(r"0x[0-9a-f]+")
 NODE = re.compile(r"grad_fn=<\w+>")            # one node of a compiled region stands for many
 OVERWRITTEN = "backward raised one of the variables needed for gradient computation has been"
 # What CPU kernels say of an index that is not there, or of a probability that is none.
-OUTSIDE = ("out of", "valid range", "invalid max index", "Class values", "probability tensor", "p_in >= 0", "between 0 and 1")
+OUTSIDE = ("out of", "valid range", "invalid max index", "Class values", "probability tensor", "p_in >= 0", "between 0 and 1",
+           "ZeroDivision")
 PARTS = {"torch.complex64": "torch.float32", "torch.complex128": "torch.float64", "torch.complex32": "torch.float16"}
 INTERNAL = {"_backward_hooks", "_forward_hooks", "_parameters", "_buffers", "_modules"}
 

@@ -11,6 +11,7 @@ import warnings
 import torch
 
 import minicompile
+from minicompile.tools.apart import forked
 
 from . import generate, tensors, training
 from .compare import OUTSIDE, check
@@ -96,7 +97,9 @@ def run_seeds(args):
             if shrink and problem[0] not in reduced and not problem[0].startswith(("plain", "syntax", "too long")):
                 reduced.add(problem[0])
                 took = time.process_time() - began
-                small = reduce(text, lambda t: check(t, used, seconds=2 + took), problem[0], seconds=shrink)
+                shorter = functools.partial(reduce, text, lambda t: check(t, used, seconds=2 + took), problem[0], seconds=shrink)
+                # A check that is ended by its time limit, anywhere, leaves a process in which others may fail.
+                small = shorter() if device == "cuda" else forked(shorter, (), 60 + 20 * shrink).value
             if keep:
                 os.makedirs(keep, exist_ok=True)
                 with open(f"{keep}/{seed}_{used}.py", "w") as file:
