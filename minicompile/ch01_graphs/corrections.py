@@ -207,6 +207,14 @@ def _promoted_together(out, tensors):
     return out.to(functools.reduce(torch.add, [functools.reduce(torch.add, rank) for rank in ranks if rank]).dtype)
 
 
+def _embedding_bag_sizes(only, out, weight, indices, offsets, scale=False, mode=0, sparse=False, per_sample=None, last=False, padding=-1):
+    """On a CPU there are as many maxima as sizes of bags where none are asked for, and no index has a bag where FBGEMM sums.
+    only: forward only, where sums count the last offset."""
+    bags = offsets.shape if only and mode == 0 else out[0].shape[:1]
+    quick = mode == 0 and padding < 0 and weight.dtype != torch.float64 and weight.stride(1) == 1
+    return out[0], out[1][:0] if quick else out[1], out[2].new_empty(bags), out[3] if mode == 2 else out[3].new_empty(bags)
+
+
 def _row_by_row(out, *_):
     return out.contiguous()
 
@@ -227,6 +235,8 @@ FORMS = {
     **dict.fromkeys([aten.flip.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor], lambda out, x, *_: x.clone()),
 }
 CPU_FORMS = {
+    aten._embedding_bag.default: functools.partial(_embedding_bag_sizes, False),
+    aten._embedding_bag_forward_only.default: functools.partial(_embedding_bag_sizes, True),
     **dict.fromkeys([aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._native_batch_norm_legit.no_stats,
                      aten._native_batch_norm_legit_functional.default, aten._batch_norm_with_update.default,
                      aten._batch_norm_with_update_functional.default], lambda out, x, *_: _batch_norm_layout(out, x)),

@@ -80,6 +80,11 @@ class Writer:
     taken: set[str] = field(default_factory=set)          # the values of `locals`
     fresh: set[str] = field(default_factory=set)          # roots that this program allocated, at offset 0
 
+    @cached_property
+    def read(self) -> set[str]:
+        """The buffers that kernels read."""
+        return {name for node in self.program.nodes if not isinstance(node, Extern) for name in node.inputs}
+
     def emit(self, line: str) -> None:
         self.lines.append(line)
 
@@ -189,7 +194,8 @@ def argument_text(w: Writer, a: Any) -> str:
 @dataclass(eq=False)
 class FirstCall:
     """An operator that has not been called yet. It gives results of the promised dtypes, and if it does so by itself, the next call is
-    its own. Raises RuntimeError if a result has another shape. promised: a buffer for each result, or None."""
+    its own. Raises RuntimeError if a result has another shape than kernels that read it were compiled for. promised: for each result
+    (dtype, size or None), or None."""
 
     op: Callable
     promised: list
@@ -198,14 +204,13 @@ class FirstCall:
     def __call__(self, *args, **kwargs):
         result = self.op(*args, **kwargs)
         found = [result] if isinstance(result, torch.Tensor) else list(result)
-        for t, b in zip(found, self.promised):
-            size = b.layout.size if b else ()
-            if b and (t.dim() != len(size) or any(type(n) is int and n != m for n, m in zip(size, t.shape))):
+        for t, (_, size) in ((t, p) for t, p in zip(found, self.promised) if p and p[1] is not None):
+            if t.dim() != len(size) or any(type(n) is int and n != m for n, m in zip(size, t.shape)):
                 raise RuntimeError(f"{self.op} returned a tensor of shape {tuple(t.shape)} where {size} was expected")
-        if all(b is None or b.dtype == t.dtype for b, t in zip(self.promised, found)):
+        if all(p is None or p[0] == t.dtype for p, t in zip(self.promised, found)):
             self.namespace.update({name: self.op for name, value in self.namespace.items() if value is self})
             return result
-        found = [t if b is None else t.to(b.dtype) for b, t in zip(self.promised, found)]
+        found = [t if p is None else t.to(p[0]) for p, t in zip(self.promised, found)]
         return found[0] if isinstance(result, torch.Tensor) else found
 
 
@@ -258,7 +263,8 @@ def write_extern(w: Writer, step: Extern) -> None:
     if not any(step.outputs):
         w.emit(f"{w.constant(op, 'x')}({', '.join(args)})")
         return
-    fn = w.constant(FirstCall(op, [buffers.get(n) for n in step.outputs], w.globals), "x")
+    promised = [n and (buffers[n].dtype, buffers[n].layout.size if n in w.read else None) for n in step.outputs]
+    fn = w.constant(FirstCall(op, promised, w.globals), "x")
     call = f"{fn}({', '.join(args)})"
     single = len(step.op._schema.returns) == 1 and str(step.op._schema.returns[0].type) == "Tensor" \
         if hasattr(step.op, "_schema") else len(step.outputs) == 1
