@@ -223,7 +223,7 @@ for words, code in (("as generated", column.code), ("with the branch", branch)):
 # wrongly every second time. Whether a conditional load may be made unconditional is a question about bounds, which the
 # index expressions of [chapter 7](chapter:07) answer:
 #
-# %show minicompile.ch10_cpp.emit.stays_inside
+# %show minicompile.ch10_cpp.nests.stays_inside
 #
 # ## Rounding
 #
@@ -435,13 +435,13 @@ print("the same bits in every run:", all(torch.equal(gradient(), gradient()) for
 # 1000 floats. `x[1000*i0 + i1]` gives 4 votes to `i1` and takes 4 from `i0`. `y[i0 + 1000*i1]` does the
 # opposite. The store `out[1000*i0 + i1]` decides, with 8 for `i1`.
 #
-# %show minicompile.ch10_cpp.emit.vote
+# %show minicompile.ch10_cpp.nests.vote
 #
 # These are the votes for that sum and for two others:
 
 # %%
 from minicompile.ch08_fusion.values import link
-from minicompile.ch10_cpp.emit import Emitter, vote
+from minicompile.ch10_cpp.nests import Emitter, vote
 
 square, rows = torch.randn(1000, 1000), []
 for words, function in (

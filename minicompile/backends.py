@@ -11,6 +11,7 @@ from typing import Callable
 
 import torch
 
+from . import driver
 from .ch01_graphs.fake import plain_tensors
 from .ch01_graphs.layouts import same_strides
 from .ch01_graphs.symbolic import present
@@ -21,8 +22,9 @@ from .config import config
 from .errors import BackendError, Unsupported
 
 
-def compile_graph(captured, context) -> Callable:
-    """The captured graph as a callable of its flat inputs, returning a tuple. context: a `stances.Context`.
+def call_backend(captured, context, late_error) -> Callable:
+    """The captured graph as a callable of its flat inputs, returning a tuple. context: a `stances.Context`; late_error:
+    for `driver.compile_graph`.
 
     It runs outside of the region: whatever Python a backend leaves to be run at call time is not the user's,
     and is not to be captured."""
@@ -32,8 +34,7 @@ def compile_graph(captured, context) -> Callable:
         elif context.backend == "eager":
             compiled = eager_callable(captured.gm)
         else:
-            from .driver import compile_graph as compile_with_driver
-            compiled = compile_with_driver(captured.gm, input_fakes(captured), context.backend)
+            compiled = driver.compile_graph(captured.gm, input_fakes(captured), context.backend, late_error)
             compiled = watch_overlaps(captured, compiled)
     return functools.partial(hook.run, None, compiled)
 

@@ -131,9 +131,10 @@ def note_missing_gpu(backend: str) -> None:
                        "is none here: kernels are called one by one, as in the default mode.")
 
 
-def compile_graph(gm: fx.GraphModule, fakes: list, backend: str) -> Callable:
+def compile_graph(gm: fx.GraphModule, fakes: list, backend: str, late_error: Callable) -> Callable:
     """Compile a captured graph: flat inputs in, tuple of outputs out. `backend` is a rung or "default"; the
-    options of the compilation are in `config`."""
+    options of the compilation are in `config`. late_error(error) is told why a backward graph could not be compiled
+    when it was needed; it may raise."""
     counters.graphs += 1
     if config.max_autotune:
         logs.warn_once("max_autotune", "max_autotune: kernels are not tuned by measuring yet. They get the same "
@@ -160,7 +161,6 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str) -> Callable:
         except Exception as error:
             if run is None:
                 raise                   # and the frame runs eagerly
-            from .frames import late_error
             late_error(error)           # the forward has run: its backward is a graph that can be interpreted
             return interpret_aten(gm)
 

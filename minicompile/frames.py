@@ -36,11 +36,13 @@ from .ch03_capture import hook
 from .ch03_capture.binding import SUSPENDS
 from .ch03_capture.capture import WORLD
 from .ch03_capture.hook import EVALUATE
+from .ch04_breaks.breaks import fullgraph_message
+from .ch04_breaks.resume import original_code
 from .config import Config, config
-from .errors import GraphBreakError, InternalError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported
+from .errors import GraphBreakError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported
 from .learning import explain_miss
 from .stances import Context, contexts, current
-from .versions import FrameState, compile_frame, compiling, model_of, name_of_code, states, warned, without_saved_tensor_hooks
+from .versions import FrameState, compile_frame, internal_error, model_of, name_of_code, states, warned, without_saved_tensor_hooks
 
 _lock = threading.RLock()
 
@@ -143,7 +145,6 @@ def target_for(function, code, context):
         return INSTEAD[code]
     if code.co_filename.startswith(TRACERS) and "allowed" not in hook.record(code):
         return run_outside
-    from .ch04_breaks.resume import original_code
     if "allowed" not in hook.record(original_code(code)) and hook.is_library_file(file_of(function, code)):
         return False
     if marks.is_disabled(function) or code.co_name in EVALUATED:
@@ -269,7 +270,6 @@ def new_entry(state: FrameState, function, args):
         return state.unseen and entries.Entry(state.unseen, [], GuardSet())
     except Unsupported as unsupported:
         if fullgraph:
-            from .ch04_breaks.breaks import fullgraph_message
             raise GraphBreakError(fullgraph_message(function, unsupported)) from None
         skip_frame(state, unsupported)
     except StrictError:
@@ -291,33 +291,6 @@ def is_deep() -> bool:
         return sys._getframe(sys.getrecursionlimit() // 2) is not None
     except ValueError:
         return False
-
-
-def internal_error(code, context: Context, error: Exception, give_up=lambda: None, words="{} runs eagerly") -> None:
-    """Call this while handling `error`. The frame runs eagerly from now on (`give_up` sees to it), with one
-    warning; under fullgraph it is an InternalError."""
-    if config.raise_on_internal_error:
-        raise
-    trace = error.__traceback__                  # walked by hand: the program may have replaced what `traceback` calls
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    where = f" at {os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace is not None else ""
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    what = f"an internal error{where}: {type(error).__name__}: {error}{notes}."
-    report = ("To report it, set minicompile.config.raise_on_internal_error = True, run it again, and send "
-              "that traceback with the function's source.")
-    if context.fullgraph:
-        raise InternalError(f"fullgraph=True, but compiling {name_of_code(code)} failed with {what} {report}") from error
-    give_up()
-    logs.warn_once("internal", f"minicompile: {words.format(name_of_code(code))} because of {what} Its results are "
-                   f"right, only not faster. {report}", hook.kept(warned, code))
-
-
-def late_error(error: Exception) -> None:
-    """The same for a backward graph that is compiled when it is needed, from within `backward()`."""
-    weak_code, context = compiling.get()
-    code = weak_code() or late_error.__code__       # the function may be gone, and only its result left
-    internal_error(code, context, error, lambda: None, "the backward of {} runs operator by operator")
 
 
 # %% [markdown]

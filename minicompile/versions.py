@@ -9,28 +9,32 @@
 import contextlib
 import functools
 import inspect
+import os
 import sys
 import traceback
 import types
 import weakref
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from . import logs
-from .backends import add_size_inputs, compile_graph, eager_callable
+from .backends import add_size_inputs, call_backend, eager_callable
 from .ch01_graphs.recipes import RECIPES
 from .ch02_guards import cache as entries, codegen
 from .ch02_guards.identity import weakly
 from .ch02_guards.sources import LocalSource
 from .ch03_capture import hook
+from .ch03_capture.capture import CaptureOptions
 from .ch03_capture.hook import EVALUATE
-from .ch04_breaks.resume import TailCall
+from .ch04_breaks.breaks import capture_frame
+from .ch04_breaks.resume import TailCall, is_resume
 from .ch04_breaks.steps import make_raise
+from .ch11_runtime.cudagraphs import without_collection
 from .config import config
-from .errors import GraphBreakError, MarkError, SkipFrame, StrictError, Unsupported
+from .driver import timed
+from .errors import GraphBreakError, InternalError, MarkError, SkipFrame, StrictError, Unsupported
 from .stances import Context
 
 
@@ -73,13 +77,39 @@ def warned(code) -> set:
 
 
 def name_of_code(code) -> str:
-    from .ch04_breaks.resume import is_resume
     return f"{'the rest of ' if is_resume(code) else ''}{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def model_of(args):
     """The module whose method this is. Two models of one class share code, but not the limit."""
     return args[0] if args and isinstance(args[0], torch.nn.Module) else None
+
+
+def internal_error(code, context: Context, error: Exception, give_up=lambda: None, words="{} runs eagerly") -> None:
+    """Call this while handling `error`. The frame runs eagerly from now on (`give_up` sees to it), with one
+    warning; under fullgraph it is an InternalError."""
+    logs.tell("internal_error", error=error)
+    if config.raise_on_internal_error:
+        raise
+    trace = error.__traceback__                  # walked by hand: the program may have replaced what `traceback` calls
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f" at {os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace is not None else ""
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    what = f"an internal error{where}: {type(error).__name__}: {error}{notes}."
+    report = ("To report it, set minicompile.config.raise_on_internal_error = True, run it again, and send "
+              "that traceback with the function's source.")
+    if context.fullgraph:
+        raise InternalError(f"fullgraph=True, but compiling {name_of_code(code)} failed with {what} {report}") from error
+    give_up()
+    logs.warn_once("internal", f"minicompile: {words.format(name_of_code(code))} because of {what} Its results are "
+                   f"right, only not faster. {report}", hook.kept(warned, code))
+
+
+def late_error(weak_code, context: Context, error: Exception) -> None:
+    """The same for a backward graph that is compiled when it is needed, from within `backward()`."""
+    code = weak_code() or late_error.__code__       # the function may be gone, and only its result left
+    internal_error(code, context, error, words="the backward of {} runs operator by operator")
 
 
 # %% [markdown]
@@ -100,7 +130,6 @@ class GuardFails(RuntimeError):
 
 
 def compile_frame(state: FrameState, function, args):
-    from .ch11_runtime.cudagraphs import without_collection
     try:
         with without_collection():
             entry = compile_until_it_holds(state, function, args)
@@ -129,7 +158,6 @@ def compile_until_it_holds(state: FrameState, function, args):
 
 def compile_version(state: FrameState, function, args, fixed: str = ""):
     """Capture, compile and write an entry for these arguments. fixed: why nothing may be a symbol, or ""."""
-    from .driver import timed
     local_values = dict(zip(state.code.co_varnames, args))
     with config.options(dict(state.context.options)), timed("capture"):
         captured = capture_best(state, function, local_values, fixed)
@@ -139,8 +167,6 @@ def compile_version(state: FrameState, function, args, fixed: str = ""):
 
 def capture_best(state: FrameState, function, local_values: dict, fixed: str):
     """Capture with symbols for what varies; if that breaks the graph earlier, for the values at hand."""
-    from .ch03_capture.capture import CaptureOptions
-    from .ch04_breaks.breaks import capture_frame
     fullgraph, found = state.context.fullgraph, None
     options = CaptureOptions(fullgraph, state.dynamic, fixed, everything=state.context.dynamic is True,
                              unseen=state.context.unseen is not None, undo=state.undo,
@@ -195,18 +221,11 @@ def refuted(weak_state) -> None:
             entries.link(state.cache)
 
 
-compiling: ContextVar[tuple] = ContextVar("compiling")      # (weak reference to its code, Context) of a frame
-
-
 def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
     """Compile the graph. Returns the statement that calls it; `namespace` gets what that names."""
     add_size_inputs(captured)
     logs.tell("graph", state=state, captured=captured)
-    token = compiling.set((state.weak_code, state.context))
-    try:
-        namespace["__graph"] = compile_graph(captured, state.context)
-    finally:
-        compiling.reset(token)
+    namespace["__graph"] = call_backend(captured, state.context, functools.partial(late_error, state.weak_code, state.context))
     caught = ""
     if (point := make_raise(state.code)) is not None:
         hook.skip_code(point.code)

@@ -12,7 +12,8 @@ import pytest
 from minicompile.__main__ import main
 from minicompile.bench import run
 from minicompile.bench.report import write_report
-from minicompile.bench.run import HEADER, bench, check_compilers, default_tasks, rows
+from minicompile.bench.run import bench, check_compilers, default_tasks
+from minicompile.bench.table import HEADER, rows
 from minicompile.bench.worker import build
 from minicompile.errors import MinicompileError
 

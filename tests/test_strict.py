@@ -172,7 +172,7 @@ def test_a_mark_that_the_rest_after_a_break_contradicts():
 
 def test_a_mark_where_only_fixed_sizes_can_be_compiled(monkeypatch):
     """`options.used`: the second capture, for fixed sizes, must not lose the mark."""
-    def fails(gm, fakes, backend):
+    def fails(gm, fakes, backend, late_error):
         if any(isinstance(n.meta["val"], torch.SymInt) for n in gm.graph.nodes if n.op == "placeholder"):
             raise IndexError("no symbols")
         return gm.forward

@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
-from .run import HEADER, label, rows
+from .table import HEADER, label, rows
 from .worker import settings_of
 
 COLORS = {"eager": "#8a8f98", "minicompile": "#2563eb", "torch": "#ea7317"}

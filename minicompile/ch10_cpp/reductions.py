@@ -28,8 +28,8 @@ from ..ch07_loops.pointwise import HEAVY
 from ..ch07_loops.ir import Value, in_order
 from ..ch08_fusion.values import elements
 from ..errors import Unsupported
-from .emit import (SIMD, Count, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get, lane_block,
-                   lane_headers, of_loop, shared, size_text, store_lines)
+from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get, lane_block,
+                    lane_headers, of_loop, shared, size_text, store_lines)
 from .ops import literal, register_type
 
 CHUNK = 1024                 # elements of a row between two merges

@@ -8,11 +8,9 @@ import collections.abc
 import contextlib
 import dataclasses
 import functools
-import importlib
 import inspect
 import os
 import re
-import sys
 import types
 from dataclasses import dataclass, field
 from typing import Any, Callable
@@ -69,7 +67,7 @@ def evaluate(run: Run, rung: str | None, how: str = "plain") -> Answers:
     """The answers of a program, on a rung or uncompiled (None). Changes this process: to be run apart.
 
     how: "plain"; "double": in float64; "moved": with inputs that are moved by one rounding."""
-    from .. import compile, frames, set_stance, stances, versions
+    from .. import compile, set_stance, stances, versions
     function, args, kwargs = run.load()
     function = marks.uncompiled(function)
     calls = [(args, kwargs)] * run.calls + [(more, {}) for more in run.then]
@@ -81,8 +79,8 @@ def evaluate(run: Run, rung: str | None, how: str = "plain") -> Answers:
     if rung is not None:
         set_stance("default")
         config.raise_on_internal_error = run.strict
-        frames.internal_error = functools.partial(note_error, frames.internal_error, found.internal)
-        versions.compile_graph = functools.partial(pick_rung, versions.compile_graph, run.only, graphs)
+        logs.watchers.append(lambda kind, error=None, **data: found.internal.append(str(error)) if kind == "internal_error" else None)
+        versions.call_backend = functools.partial(pick_rung, versions.call_backend, run.only, graphs)
         with stances.fresh_contexts():
             target = compile(function, backend=None if rung == "default" else rung, **run.settings)
     before = random_state()
@@ -93,20 +91,14 @@ def evaluate(run: Run, rung: str | None, how: str = "plain") -> Answers:
     return found
 
 
-def note_error(real, internal: list, code, context, error, *give_up):
-    """`internal_error`, noted."""
-    internal.append(str(error))
-    return real(code, context, error, *give_up)
-
-
-def pick_rung(real, only, graphs: list, captured, context):
-    """`compile_graph`, for the graphs in `only`; the others run as they were captured."""
+def pick_rung(real, only, graphs: list, captured, context, *late_error):
+    """`call_backend`, for the graphs in `only`; the others run as they were captured."""
     number = len(graphs)
     places = [n.meta.get("location") for n in captured.gm.graph.nodes if n.meta.get("location")]
     graphs.append(f"{os.path.basename(places[0].filename)}:{places[0].lineno} in {places[0].function}" if places else "")
     if only is not None and number not in only:
         context = dataclasses.replace(context, backend="eager")
-    return real(captured, context)
+    return real(captured, context, *late_error)
 
 
 def one_call(values: dict, name: str, target, args, kwargs, roots, weighted: bool) -> None:
@@ -392,22 +384,6 @@ def numbers(name, got, want, double, moved, floor: float) -> list[Difference]:
 NOT_FORKED = re.compile("re-initialize CUDA|fork-based multiprocessing")
 
 
-@functools.cache
-def warm() -> None:
-    """Import what the first compilation imports, once for all processes to come. One of them says what that is:
-    to compile anything here would start the threads of the autograd engine, which no fork survives."""
-    for name in apart.forked(imported_by_compiling, (), 120.0).value or ():
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
-
-
-def imported_by_compiling() -> list[str]:
-    from .. import compile
-    before = set(sys.modules)
-    compile(lambda x: x * 2 + x.sum())(torch.ones(4, requires_grad=True)).sum().backward()
-    return [name for name in sys.modules if name not in before]
-
-
 def rungs_for(answers: Answers, settings: dict) -> list[str]:
     devices = {seen.about[2] for seen in answers.values.values() if seen.kind == "tensor" and len(seen.about) > 2}
     rungs = ["eager", "aot_eager", "decomposed", "loops"]
@@ -434,14 +410,14 @@ def undone(run: Run):
     from .. import frames, stances, versions
     function, args, kwargs = run.load()
     states = []
-    keep = versions.compile_graph, frames.internal_error, stances.current.name, config.raise_on_internal_error
+    keep, watchers = (versions.call_backend, stances.current.name, config.raise_on_internal_error), logs.watchers[:]
     watch = lambda kind, state=None, **data: states.append(state) if state is not None else None     # noqa: E731
     logs.watchers.append(watch)
     try:
         with restored([function, args, kwargs, run.then]):
             yield
     finally:
-        logs.watchers.remove(watch)
-        versions.compile_graph, frames.internal_error, stances.current.name, config.raise_on_internal_error = keep
+        logs.watchers[:] = watchers
+        versions.call_backend, stances.current.name, config.raise_on_internal_error = keep
         for state in {id(s): s for s in states}.values():
             frames.forget(state)

@@ -8,6 +8,8 @@ jobs for it must be picklable. The other are OpenMP's threads: a child of this p
 import atexit
 import contextlib
 import faulthandler
+import functools
+import importlib
 import os
 import pickle
 import signal
@@ -97,6 +99,21 @@ def _child(function, args, result, said, threads: int) -> int:
         return 1
 
 
+@functools.cache
+def warm() -> None:
+    """Import what the first compilation imports, once for all processes to come. One of them says what that is:
+    to compile anything here would start the threads of the autograd engine, which no fork survives."""
+    for name in forked(imported_by_compiling, (), 120.0).value or ():
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
+def imported_by_compiling() -> list[str]:
+    before = set(sys.modules)
+    minicompile.compile(lambda x: x * 2 + x.sum())(torch.ones(4, requires_grad=True)).sum().backward()
+    return [name for name in sys.modules if name not in before]
+
+
 # ---- a server that never uses the GPU itself --------------------------------------------------------------
 
 class Server:
@@ -139,7 +156,6 @@ def server() -> Server:
 def serve() -> None:
     """The server's loop: folders on standard input, each with a job; a line on standard output when the
     outcome is there."""
-    from .answers import warm
     warm()
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)                      # what jobs print must not look like an answer

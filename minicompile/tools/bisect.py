@@ -17,7 +17,7 @@ from .. import marks
 from ..config import resolve_options
 from ..errors import MinicompileError
 from . import apart, shrink
-from .answers import Difference, References, Run, compare, evaluate, references, rungs_for, settings_of, undone, warm
+from .answers import Difference, References, Run, compare, evaluate, references, rungs_for, settings_of, undone
 
 # ---- the ladder -------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ def bisect_file(what: str, arguments: list[str], *, seconds: float, out: str, **
 
 
 def climb(found: Bisection, case: Run, calls: int | None, seconds: float, out: str) -> Bisection:
-    warm()
+    apart.warm()
     if torch.cuda.is_initialized():
         return search_recorded(found, case, calls, seconds, out)
     refs = references(case, seconds)

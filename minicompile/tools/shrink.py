@@ -131,10 +131,10 @@ def record_graphs(run: Run, number: int | None = None) -> tuple[Answers, dict]:
     all) a list of Programs, one for each of its first calls, or why it cannot be written. Changes this
     process: to be run apart."""
     from .. import versions
-    programs, real, count = {}, versions.compile_graph, itertools.count()
+    programs, real, count = {}, versions.call_backend, itertools.count()
 
-    def watch(captured, context):
-        mine, compiled = next(count), real(captured, context)
+    def watch(captured, *settings):
+        mine, compiled = next(count), real(captured, *settings)
         if number not in (None, mine):
             return compiled
         made = programs[mine] = []
@@ -148,11 +148,11 @@ def record_graphs(run: Run, number: int | None = None) -> tuple[Answers, dict]:
             return compiled(*inputs)
         return functools.partial(hook.run, None, call)
 
-    versions.compile_graph = watch
+    versions.call_backend = watch
     try:
         return evaluate(dataclasses.replace(run, only=frozenset()), "eager"), programs
     finally:
-        versions.compile_graph = real
+        versions.call_backend = real
 
 
 def program_of(gm, values, run: Run) -> GraphText:

@@ -19,7 +19,7 @@ import time
 import traceback
 import types
 
-from . import ROOT, cells, names
+from . import ROOT, cells, listings, names
 
 LIMIT = 170                     # seconds for one page
 SHOWN = 24_000                  # characters of text that one cell may show
@@ -112,17 +112,16 @@ def run_page(path: pathlib.Path, root: pathlib.Path = ROOT, only_recorded: bool 
     if not path.stem[0].isdigit():                   # a page that is also a module shows what it shows as a program
         module.__name__ = "__main__"
     linecache.checkcache(shown)
-    from . import explorers
     results, asked = [], {}
-    with explorers.listening() as compiled:
+    with listings.listening() as compiled:
         for cell in found:
             if cell.kind == "code":
                 recorded = "gpu-result" in cell.tags and not measurements(cell) and only_recorded
-                with explorers.unheard() if "unheard" in cell.tags else contextlib.nullcontext():
+                with listings.unheard() if "unheard" in cell.tags else contextlib.nullcontext():
                     results.append(None if recorded else run_cell(cell, module.__dict__, shown))
                 for call in (tag.partition(":")[2] for tag in cell.tags if tag.startswith("explore:")):
-                    asked[len(results) - 1] = explorers.graph_of(compiled, call, module.__dict__)
-    return explorers.listings(compiled, results, path.stem, asked) if only_recorded else results
+                    asked[len(results) - 1] = listings.graph_of(compiled, call, module.__dict__)
+    return listings.with_explorers(compiled, results, path.stem, asked) if only_recorded else results
 
 
 # ---- what an answer depends on ----------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 
 from .. import apart
-from ..answers import References, Run, compare, differentiate, evaluate, references, rungs_for, settings_of, undone, warm
-from ..explain import Explanation, compile_alone, count, listening
+from ..answers import References, Run, compare, differentiate, evaluate, references, rungs_for, settings_of, undone
+from ..findings import Findings, compile_alone, count, listening
 
 SETTINGS = ("dynamic", "mode", "options", "fullgraph")
 # Rung of the ladder -> the panes whose meaning it runs
@@ -127,7 +127,7 @@ def clocked(clocks: dict, most: int = 2000):
     return also
 
 
-def steps_of(found: Explanation, clocks: dict) -> dict[tuple, list]:
+def steps_of(found: Findings, clocks: dict) -> dict[tuple, list]:
     """clocks: id of a host program -> Clocks."""
     steps = {}
     for number, graph in enumerate(found.graphs):
@@ -139,14 +139,14 @@ def steps_of(found: Explanation, clocks: dict) -> dict[tuple, list]:
     return steps
 
 
-def measure(found: Explanation, seconds: float = 2.0) -> Measured:
+def measure(found: Findings, seconds: float = 2.0) -> Measured:
     """Compile what was explained once more, and time calls of it for that long. Whatever the calls change is restored."""
     from ... import compile
     function, args, kwargs, settings = found.call
     device = "cuda" if any(isinstance(n.meta.get("val"), torch.Tensor) and n.meta["val"].is_cuda
                            for g in found.graphs for n in g.gm.graph.nodes if n.op == "placeholder") else "cpu"
     measured = Measured(device=device)
-    case, again, clocks = Run(lambda: (function, args, kwargs)), Explanation(found.name), {}
+    case, again, clocks = Run(lambda: (function, args, kwargs)), Findings(found.name), {}
     with undone(case):
         compiled, context = compile_alone(compile, function, settings_of("triton", settings) if device == "cuda" else settings)
         with listening(again, context, clocked(clocks)):       # without CUDA graphs, which are one launch
@@ -174,7 +174,7 @@ def calls(function, args, kwargs, seconds: float, device: str) -> float:
 
 # ---- the ladder -------------------------------------------------------------------------------------------
 
-def check(found: Explanation, seconds: float = 20.0) -> dict[str, str]:
+def check(found: Findings, seconds: float = 20.0) -> dict[str, str]:
     """Run what each stage made and compare with eager: results, gradients, and what the call left in its arguments,
     modules and random streams' numbers. Each rung has so many seconds. In processes of their own where a fork is
     possible; otherwise here, and whatever the runs change is restored."""
@@ -184,7 +184,7 @@ def check(found: Explanation, seconds: float = 20.0) -> dict[str, str]:
     case = Run(lambda: (function, args, kwargs), {k: v for k, v in settings.items() if k in SETTINGS}, calls=1)
     forks = not torch.cuda.is_initialized()
     if forks:
-        warm()
+        apart.warm()
         refs = references(case, seconds)
         forks = not isinstance(refs, str) and not refs.needs_this_process
         if isinstance(refs, str):

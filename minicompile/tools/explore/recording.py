@@ -14,7 +14,7 @@ from types import CodeType
 
 from ...ch01_graphs import graph as printing
 from ...ch04_breaks.resume import original_name
-from ..explain import all_places, count, fact, frame_name, half_in_words, short_place, size_in_words, summary
+from ..findings import all_places, count, fact, frame_name, half_in_words, short_place, size_in_words, summary
 
 # In the order of the pipeline: title, and what the pane shows.
 PANES = {
@@ -78,7 +78,7 @@ def from_dict(data: dict) -> Exploration:
 
 
 def record(found, measured=None) -> Exploration:
-    """found: an `Explanation`. measured: a `measure.Measured`, or None."""
+    """found: `Findings`. measured: a `measure.Measured`, or None."""
     r = Exploration(found.name)
     program, breaks = Lines(r, found), list(found.breaks)
     for number, graph in enumerate(found.graphs):

@@ -3,7 +3,7 @@ import contextlib
 import pathlib
 
 from ...ch04_breaks.resume import original_name
-from ..explain import ANY, Explanation, listening
+from ..findings import ANY, Findings, listening
 from .measure import Measured, clocked, steps_of
 from .page import render
 from .recording import record
@@ -12,7 +12,7 @@ from .recording import record
 @contextlib.contextmanager
 def explored(path: str, say=print):
     """While the block runs, every graph's host program has clocks; afterwards the page of the slowest frame is written."""
-    found, clocks = Explanation("script"), {}
+    found, clocks = Findings("script"), {}
     try:
         with listening(found, ANY, clocked(clocks, most=300)):
             yield found
@@ -36,8 +36,8 @@ def frame_of(code) -> tuple:
     return code.co_filename, original_name(code)
 
 
-def slowest_frame(found: Explanation, clocks: dict) -> tuple | None:
-    """(name, an `Explanation` of this frame and what remains of it behind graph breaks, its seconds, all seconds)."""
+def slowest_frame(found: Findings, clocks: dict) -> tuple | None:
+    """(name, the `Findings` of this frame and what remains of it behind graph breaks, its seconds, all seconds)."""
     codes = {id(captured): code for code, captured in found.frames}
     parts, seconds = {}, {}
     for graph in found.graphs:
@@ -49,7 +49,7 @@ def slowest_frame(found: Explanation, clocks: dict) -> tuple | None:
     if not any(seconds.values()):
         return None
     frame = max(seconds, key=seconds.get)
-    part = Explanation(frame[1], parts[frame])
+    part = Findings(frame[1], parts[frame])
     part.frames = [(code, c) for code, c in found.frames if frame_of(code) == frame]
     names = {graph.frame for graph in parts[frame]}
     part.breaks = [b for b in found.breaks if b.frame in names]

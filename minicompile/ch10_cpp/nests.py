@@ -1,0 +1,341 @@
+# %% [markdown]
+# # Loop nests as C++ text
+#
+# What the nests of all kernels are written with: scopes that know which values have a name, the text of a value, the
+# choice of the lane, the headers of loops and what their threads share.
+
+# %%
+from dataclasses import dataclass, field
+from typing import Iterable, NamedTuple
+
+import torch
+
+from ..ch01_graphs.symbolic import (Expr, Int, Symbol, bounds, coefficient, present, product, provably_less, provably_nonnegative,
+                                    symbols, to_text)
+from ..ch07_loops.ir import Layout, Loop, Value, behind
+from ..ch07_loops.lazy import linear
+from ..ch07_loops.pointwise import HEAVY
+from ..ch08_fusion.kernel import Kernel
+from ..ch08_fusion.values import LinkedKernel
+from .ops import convert, from_memory, literal, memory_type, operation, register_type, to_memory
+
+PARALLEL_WORK = 32768        # elements below which starting threads costs more than they save
+SIMD = "#pragma omp simd"
+
+# %% [markdown]
+# ## Scopes
+#
+# A `Scope` is a brace level of the output: the variables bound there, the lines so far, and the name of every
+# value already computed. A value is computed in the outermost scope that binds all its `dims`, which moves
+# loop-invariant loads and arithmetic out of the loops. (The compiler would not do it for loads: it cannot
+# know that no store in between hits the same address.)
+
+# %%
+@dataclass(eq=False)
+class Scope:
+    dims: frozenset[Symbol]
+    parent: "Scope | None" = None
+    lines: list[str] = field(default_factory=list)
+    names: dict[Value, object] = field(default_factory=dict)     # C++ text; several in a tuple
+    location: tuple = ()
+
+
+@dataclass(eq=False)
+class Emitter:
+    """What the emitting functions share."""
+
+    graph: LinkedKernel
+    threads: int
+    pointers: dict[str, str]             # buffer name -> C++ name, the same for equal kernels
+    part: bool = False                   # emit a function for a part of the nest, from `begin` to `end`, by one thread
+    window: tuple[Int, int] = (1, 1)     # of `part`: what the outermost loop counts to, in which steps
+    count: int = 0
+
+    def __post_init__(self):
+        self.position = {id(loop): k for k, loop in enumerate(self.kernel.loops)}
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.graph.kernel
+
+
+def fresh(e: Emitter, prefix: str) -> str:
+    e.count += 1
+    return f"{prefix}{e.count}"
+
+
+def of_loop(e: Emitter, loop: Loop, *lines: str) -> list[str]:
+    """These lines with a mark that says which loop of the kernel they compute; `taken_off` removes it."""
+    return [f"{line}\0{e.position[id(loop)]}" for line in lines]
+
+
+def taken_off(text: str) -> tuple[str, tuple[int | None, ...]]:
+    """The text without marks, and for each line its loop (`KernelSource.lines`)."""
+    parts = [line.partition("\0") for line in text.split("\n")]
+    return "\n".join(line for line, _, _ in parts), tuple(int(k) if k else None for _, _, k in parts)
+
+
+def child(scope: Scope, dims) -> Scope:
+    return Scope(scope.dims | frozenset(dims), scope)
+
+
+def close(scope: Scope, headers: list[str], prologue: list[str] = ()) -> None:
+    """Append `scope`'s lines to its parent, wrapped in the loops `headers` (outermost first)."""
+    lines, depth = scope.parent.lines, 0
+    for header in headers:
+        if header.startswith("#"):                       # a pragma opens no braces
+            lines.append("  " * depth + header)
+        else:
+            lines.append("  " * depth + f"{header} {{".lstrip())
+            depth += 1
+    lines += ["  " * depth + line for line in (*prologue, *scope.lines)]
+    lines += ["  " * k + "}" for k in reversed(range(depth))]
+
+
+def for_(name: str, size: str, start: str = "0", step: int = 1) -> str:
+    return f"for (int64_t {name} = {start}; {name} < {size}; {name} += {step})"
+
+# %% [markdown]
+# ## Values to text
+
+# %%
+def lookup(value: Value, scope: Scope | None):
+    while scope is not None:
+        if value in scope.names:
+            return scope.names[value]
+        scope = scope.parent
+    return None
+
+
+def size_text(size: Int) -> str:
+    """A size in C++."""
+    return to_text(size, floordiv="/", truncates=True)
+
+
+def index_text(e: Emitter, index: Int, scope: Scope) -> str:
+    """An index expression in C++."""
+    def name(s: Symbol) -> str:
+        return get(e, e.graph.symbols[s], scope) if s in e.graph.symbols else s.name
+    return to_text(index, name, "/", truncates=True)
+
+# %% [markdown]
+# `get` is the heart of the printer. Asked for a value in some scope, it returns a name. If the value has
+# none yet, it finds the outermost scope in which all variables that the value depends on are known, and
+# computes it there. So `rsqrt(variance)` ends up in front of the loop over the row, and a constant in front
+# of everything. Nobody has to move code afterwards.
+
+# %%
+def get(e: Emitter, value: Value, scope: Scope) -> str:
+    """The C++ name of `value`, computing it first in the outermost scope that can."""
+    known = lookup(value, scope)
+    if known is not None:
+        return known
+    home = scope
+    while home.parent is not None and value.dims <= home.parent.dims:
+        home = home.parent
+    text = _expression(e, value, home)
+    if value.op not in ("constant", "get"):
+        mention(e, home, value.loop)
+        name = fresh(e, "v")
+        home.lines += of_loop(e, value.loop, f"const {register_type(value.dtype)} {name} = {text};")
+        text = name
+    home.names[value] = text
+    return text
+
+
+def mention(e: Emitter, scope: Scope, loop: Loop) -> None:
+    """Comments with the user's lines, when they are others than the last ones mentioned in this scope."""
+    if loop.location is not None and loop.location.lines != scope.location:
+        scope.location = loop.location.lines
+        scope.lines += of_loop(e, loop, *(f"// {line}" for line in scope.location))
+
+
+def _expression(e: Emitter, value: Value, scope: Scope) -> str:
+    args, dtype = value.args, value.dtype
+    if value.op == "constant":
+        return literal(args[0], dtype)
+    if value.op == "get":
+        return lookup(args[0], scope)[args[1]]
+    if value.op == "index":
+        return index_text(e, args[0], scope)
+    if value.op == "indirect":
+        return f"mc_index({get(e, args[0], scope)}, {index_text(e, args[2], scope)}, problem)"
+    if value.op == "load":
+        text = f"{e.pointers[value.buffer]}[{index_text(e, value.index, scope)}]"
+        if value.mask is not None:
+            if stays_inside(e.kernel.buffers[value.buffer].layout, value.index):
+                name = fresh(e, "m")
+                scope.lines += of_loop(e, value.loop, f"const {memory_type(dtype)} {name} = {text};")
+                text = name
+            text = f"({get(e, value.mask, scope)} ? {text} : ({memory_type(dtype)})0)"
+        return from_memory(text, dtype)
+    return operation(value, [get(e, a, scope) for a in args if type(a) is Value])
+
+
+# %% [markdown]
+# A masked load is a branch, because the masked elements may lie outside of the memory, and a loop with a branch is
+# not made into vector instructions. Where the position is inside of the memory whatever the mask says, as in
+# `y[:, 0] += 1`, whose `select_scatter` reads the one column at every index, the load comes first and the mask
+# selects: 4 million elements in 1 ms in place of 22.
+
+# %%
+def stays_inside(layout: Layout, index) -> bool:
+    """Is memory position `index` in a tensor of this layout for all values of the loop variables?"""
+    last = linear([size - 1 for size in layout.size], layout.stride, layout.offset)
+    return 0 not in layout.size and provably_nonnegative(index) and provably_less(index, last + 1)
+
+
+def compute(e: Emitter, steps: Iterable[Value], scope: Scope) -> None:
+    """Compute what `steps` need in `scope`, operands first. Nothing recurses deeply."""
+    for value in behind(steps, lambda v: lookup(v, scope) is None):
+        get(e, value, scope)
+
+
+def store_lines(e: Emitter, stores: Iterable[Value], scope: Scope) -> None:
+    """Emit `stores`. All their values come first: an output may overwrite an input at the same element."""
+    compute(e, stores, scope)
+    places = [f"{e.pointers[s.buffer]}[{index_text(e, s.index, scope)}]" for s in stores]
+    for s, place in zip(stores, places):
+        mention(e, scope, s.loop)
+        value, dtype = get(e, s.value, scope), e.kernel.buffers[s.buffer].dtype
+        if register_type(s.value.dtype) != register_type(dtype):
+            value = f"({convert(value, s.value.dtype, dtype)})"
+        if s.mode == "atomic_add":
+            value = f"{from_memory(place, dtype)} | {value}" if dtype is torch.bool else \
+                f"({register_type(dtype)})({from_memory(place, dtype)} + {value})"
+        elif s.mode is not None:
+            raise AssertionError(f"store mode {s.mode}")
+        guard = f"if ({get(e, s.mask, scope)}) " if s.mask is not None else ""
+        scope.lines += of_loop(e, s.loop, f"{guard}{place} = {to_memory(value, dtype)};")
+
+# %% [markdown]
+# ## Choosing the lane
+#
+# Each access votes: a variable that moves it by one element is worth its bytes, one that moves it further
+# costs them. Stores count double, since a strided store reads the cache line as well. Very short loops make
+# poor lanes, whatever their stride.
+
+# %%
+def vote(e: Emitter, variable: Symbol) -> float:
+    """How well `variable` serves as the innermost loop: bytes moved contiguously minus bytes moved in
+    jumps."""
+    total = 0.0
+    accesses = [v for v in e.graph.steps if v.op in ("load", "store")]
+    if e.graph.reductions:      # what happens once per row does not matter
+        accesses = [a for a in accesses if e.graph.row & (a.dims if a.op == "load" else symbols(a.index))] or accesses
+    for access in accesses:
+        step = coefficient(access.index, variable)
+        if step != 0:
+            size = e.kernel.buffers[access.buffer].dtype.itemsize * (2 if access.op == "store" else 1)
+            total += size if step == 1 else -size
+    return total * min(present(variable.size), 16) / 16 if total > 0 else total
+
+
+def best_lane(e: Emitter, candidates: tuple[Symbol, ...]) -> tuple[Symbol | None, float]:
+    """The best variable (later ones win ties) and its vote."""
+    best, score = None, float("-inf")
+    for variable in candidates:
+        v = vote(e, variable)
+        if v >= score:
+            best, score = variable, v
+    return best, score
+
+# %% [markdown]
+# ## Threads and atomics
+#
+# Iterations of the outer loops are shared among threads with a static schedule. A store that *accumulates* at
+# a computed address, such as the gradient of an embedding, needs care: two iterations may hit one element.
+# Atomic instructions would make the sum depend on timing. But in such kernels some variable usually enters
+# the address directly: the column of the embedding table. Different columns never collide, so threads that
+# each own a range of columns need no atomics and give the same bits every time. Where no variable is direct,
+# the kernel runs on one thread.
+
+# %%
+def is_direct(store: Value, variable: Symbol) -> bool:
+    """True if different values of `variable` can never store to the same element."""
+    step = coefficient(store.index, variable)
+    if not isinstance(step, int) or step == 0 or not isinstance(variable.size, int):
+        return False
+    spread = 0
+    index = store.index
+    for term, c in index.terms.items():
+        if term == (variable,) or c % (step * variable.size) == 0:
+            continue
+        high = bounds(Expr({term: abs(c)}, 0))[1]
+        if high is None:
+            return False
+        spread += high
+    return spread < abs(step)
+
+
+def direct_variable(e: Emitter, candidates: tuple[Symbol, ...]) -> Symbol | None:
+    atomics = [s for s in e.graph.stores if s.mode == "atomic_add"]
+    return next((v for v in reversed(candidates) if all(is_direct(s, v) for s in atomics)), None)
+
+
+class Count(NamedTuple):
+    """A loop: `name` counts from 0 to `size`."""
+
+    name: str
+    size: Int
+    step: int = 1
+
+    @property
+    def header(self) -> str:
+        return for_(self.name, size_text(self.size), step=self.step)
+
+
+def shared(e: Emitter, work: Int, loops: list[Count], collapse: int | None = None) -> list[str]:
+    """The headers of perfectly nested loops. The threads share the first `collapse` (by default all), unless the work is
+    certainly too small; an emitter of a part has them from `begin` to `end`."""
+    headers = [loop.header for loop in loops]
+    if e.part and loops:
+        e.window = loops[0].size, loops[0].step
+        return [for_(loops[0].name, "end", "begin", loops[0].step), *headers[1:]]
+    collapse = len(loops) if collapse is None else collapse
+    return parallel_pragma(e, work, collapse) + headers if collapse else headers
+
+
+def least_work(e: Emitter) -> int:
+    """The number of elements from which threads are worth their start."""
+    return PARALLEL_WORK // (1 + sum(v.op in HEAVY for v in e.graph.values))
+
+
+def parallel_pragma(e: Emitter, work: Int, collapse: int) -> list[str]:
+    """The directive in front of `collapse` perfectly nested loops, or nothing when the work is certainly too
+    small."""
+    limit = least_work(e)
+    if isinstance(work, int) and work < limit * (4 if e.threads == 1 else 1):
+        return []
+    condition = "" if isinstance(work, int) else f" if ({size_text(work)} >= {limit})"
+    together = f" collapse({collapse})" if collapse > 1 else ""
+    return [f"#pragma omp parallel for{together} schedule(static){condition}"]
+
+# %% [markdown]
+# ## Blocks of lanes
+#
+# The *lane* is the variable of the innermost loop, the one that is vectorised. `lane_block` decides whether this
+# loop has to be cut into blocks. It need not be, if the loops around it have iterations enough for all threads.
+# Otherwise each thread should get a share, in multiples of 16 elements and not larger than `largest`.
+
+# %%
+def lane_block(e: Emitter, lane: Symbol, outer: tuple[Symbol, ...], largest: int) -> int | None:
+    """How many lanes one block has; None when the lane loop need not be split."""
+    rows = product(v.size for v in outer)
+    if isinstance(lane.size, int):
+        if lane.size <= largest and isinstance(rows, int) and rows >= 8 * e.threads:
+            return None
+        share = -(-lane.size // e.threads)
+        return max(16, min(largest, -(-share // 16) * 16))
+    return largest
+
+
+def lane_headers(lane: Symbol, block: int | None) -> tuple[list[Count], list[str], str, str]:
+    """(the block loop, prologue inside it, header of the lane loop, text that defines the lane's
+    variable)."""
+    size = size_text(lane.size)
+    if block is None:
+        return [], [], for_("lane", size), f"const int64_t {lane.name} = lane;"
+    prologue = [f"const int64_t count = {size} - lane0 < {block} ? {size} - lane0 : {block};"]
+    define = f"const int64_t {lane.name} = lane0 + lane;"
+    return [Count("lane0", lane.size, block)], prologue, for_("lane", "count"), define
