@@ -1,5 +1,6 @@
 """The boundary of "from scratch", and the order of the chapters, read from the syntax of every module."""
 import ast
+import graphlib
 import pathlib
 import re
 
@@ -9,7 +10,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "minicompile"
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export", "torch._decomp", "torch._refs",
              "torch._prims", "torch._prims_common", "torch._subclasses", "torch.fx.experimental", "torch.compile",
              "torch._higher_order_ops", "functorch", "torch._C._dynamo", "torch._C._functorch")
-ON_TOP = {"driver", "frames", "versions", "learning", "__main__"}        # what no chapter may import
+ON_TOP = {"api", "backends", "driver", "frames", "learning", "topics", "versions", "__main__"}        # what no chapter may import
 LOOKS_FROM_OUTSIDE = ("tools", "bench")                                # what no part of the compiler may import
 MAY_IMPORT_TOOLS = ("tools/", "bench/", "__init__.py", "__main__.py")
 PEER_ALLOWED = ("bench/", "__main__.py", "tools/standin.py")                               # these run or replace the peer
@@ -17,7 +18,7 @@ MODULES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py"
 
 
 def imports(tree, path):
-    """Yield (line, dotted absolute name) for every import; `from a import b` gives both a and a.b."""
+    """Yield (line, dotted absolute name) for every import; `from a import b` gives a.b."""
     package = ["minicompile", *pathlib.PurePosixPath(path).parent.parts]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -26,7 +27,6 @@ def imports(tree, path):
         elif isinstance(node, ast.ImportFrom):
             base = package[:len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            yield node.lineno, module
             for alias in node.names:
                 yield node.lineno, f"{module}.{alias.name}"
 
@@ -84,6 +84,29 @@ def test_module(path):
         found = [v for v in found if not v.endswith(" uses torch.compile") and "torch._dynamo" not in v
                  and "torch._inductor" not in v]
     assert not found, "\n".join(found)
+
+
+def circle(sources):
+    """The modules of an import circle, wherever the imports stand, or None. sources: path -> text."""
+    of_name = {".".join(("minicompile", *pathlib.PurePosixPath(p).with_suffix("").parts)).removesuffix(".__init__"): p for p in sources}
+    needs = {}
+    for path, text in sources.items():
+        names = [name for _, name in imports(ast.parse(text), path)]
+        needs[path] = {of_name.get(name, of_name.get(name.rpartition(".")[0])) for name in names} - {path, None}
+    try:
+        graphlib.TopologicalSorter(needs).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+
+
+def test_no_import_circle():
+    assert circle({path: (PACKAGE / path).read_text() for path in MODULES}) is None
+
+
+def test_a_circle_is_found():
+    sources = {"__init__.py": "from .a import f", "a.py": "def f():\n    from .tools import b", "tools/b.py": "from ..c import g"}
+    assert circle({**sources, "c.py": "import torch"}) is None
+    assert circle({**sources, "c.py": "from . import a"}) and circle({**sources, "c.py": "from . import f"})
 
 
 @pytest.mark.parametrize("text", [

@@ -67,7 +67,8 @@ def evaluate(run: Run, rung: str | None, how: str = "plain") -> Answers:
     """The answers of a program, on a rung or uncompiled (None). Changes this process: to be run apart.
 
     how: "plain"; "double": in float64; "moved": with inputs that are moved by one rounding."""
-    from .. import compile, set_stance, stances, versions
+    from .. import stances, versions
+    from ..api import compile
     function, args, kwargs = run.load()
     function = marks.uncompiled(function)
     calls = [(args, kwargs)] * run.calls + [(more, {}) for more in run.then]
@@ -77,7 +78,7 @@ def evaluate(run: Run, rung: str | None, how: str = "plain") -> Answers:
     found, dtypes, graphs = Answers({}), Dtypes(), []
     target = function
     if rung is not None:
-        set_stance("default")
+        stances.set_stance("default")
         config.raise_on_internal_error = run.strict
         logs.watchers.append(lambda kind, error=None, **data: found.internal.append(str(error)) if kind == "internal_error" else None)
         versions.call_backend = functools.partial(pick_rung, versions.call_backend, run.only, graphs)

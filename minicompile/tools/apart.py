@@ -11,6 +11,7 @@ import faulthandler
 import functools
 import importlib
 import os
+import pathlib
 import pickle
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 
-import minicompile
+from ..api import compile
 
 # How torch.cuda.is_available() asks. The usual way is one that a fork does not survive.
 ASK_NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -110,7 +111,7 @@ def warm() -> None:
 
 def imported_by_compiling() -> list[str]:
     before = set(sys.modules)
-    minicompile.compile(lambda x: x * 2 + x.sum())(torch.ones(4, requires_grad=True)).sum().backward()
+    compile(lambda x: x * 2 + x.sum())(torch.ones(4, requires_grad=True)).sum().backward()
     return [name for name in sys.modules if name not in before]
 
 
@@ -120,7 +121,7 @@ class Server:
     """A fresh interpreter that forks per job."""
 
     def __init__(self):
-        paths = [os.path.dirname(os.path.dirname(minicompile.__file__)), *sys.path]
+        paths = [str(pathlib.Path(__file__).parents[2]), *sys.path]
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from minicompile.tools import apart; apart.serve()"], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, env=dict(os.environ, **ASK_NVML, PYTHONPATH=os.pathsep.join(filter(None, paths))))

@@ -35,8 +35,10 @@ def explain(function, **settings):
     """explain(f)(*args, **kwargs): compile f anew with these settings of `compile`, run it once, whatever the
     stance, and return an Explanation."""
     def run(*args, **kwargs):
-        from .. import compile, driver, frames, marks, set_stance
+        from .. import driver, frames, marks
+        from ..api import compile
         from ..ch01_graphs.fake import load_meta_kernels
+        from ..stances import set_stance
         load_meta_kernels()                # seconds of imports that a process needs once; they are no part of this call
         target = marks.uncompiled(function)
         found = Explanation(getattr(target, "__qualname__", None) or type(target).__name__)

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import torch
 
-from .. import compile as our_compile, disable, logs, reset, set_stance
+from .. import logs
+from ..api import compile as our_compile, disable, reset
 from ..config import ALIASES, OPTIONS
 from ..errors import MinicompileError
+from ..stances import set_stance
 
 # Names of torch's backends that have a different one here.
 BACKENDS = {"inductor": None, "aot_eager_decomp_partition": "decomposed"}

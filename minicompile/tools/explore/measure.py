@@ -141,7 +141,7 @@ def steps_of(found: Findings, clocks: dict) -> dict[tuple, list]:
 
 def measure(found: Findings, seconds: float = 2.0) -> Measured:
     """Compile what was explained once more, and time calls of it for that long. Whatever the calls change is restored."""
-    from ... import compile
+    from ...api import compile
     function, args, kwargs, settings = found.call
     device = "cuda" if any(isinstance(n.meta.get("val"), torch.Tensor) and n.meta["val"].is_cuda
                            for g in found.graphs for n in g.gm.graph.nodes if n.op == "placeholder") else "cpu"
