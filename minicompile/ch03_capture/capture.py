@@ -15,7 +15,6 @@
 # happened, and the frame can simply be evaluated as it is.
 
 # %%
-import bisect
 import functools
 import re
 import types
@@ -44,7 +43,7 @@ from .inputs import fixed_marks, guard_counters, guard_sizes
 from .interpreter import Frame, StopTrace, has_cleanup, run
 from .operations import BRANCH_ON_VALUES
 from .tensors import OPERATORS
-from .tracer import Tracer, location
+from .tracer import Tracer, location, step_of
 from .values import Lazy, MISSING, NEW, ObjVal, SymVal, TensorVal, UserError, class_reads, describe, told_apart
 from .wrap import guard_unseen, is_fixed, realize, wrap
 
@@ -257,11 +256,6 @@ def capture(func, args: dict, options: CaptureOptions | None = None) -> Captured
     except Unsupported as error:
         error.step = step_of(done.tx, error.born) + 1      # it may break before that was made
         raise
-
-
-def step_of(tx: Tracer, born: int) -> int:
-    """The step of the outermost frame in which something was made; -1 when that is not known."""
-    return bisect.bisect_left([birth for _, birth in tx.path], born) - 1 if born else -1
 
 
 def closing_lines(ep: Epilogue, done: Trace) -> list:

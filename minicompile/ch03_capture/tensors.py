@@ -23,12 +23,13 @@ from .. import marks
 from ..ch01_graphs.composites import with_symbols
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.floats import OPERATIONS, float32
+from ..ch01_graphs.graph import known_history
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import class_lookup
 from ..ch02_guards.sources import AttrSource, CallSource
 from ..errors import Unsupported
 from .storage import STRIDED, check_strided, guard_not_a_view, guard_place, guard_strides, guard_views, taken_without_gradients
-from .tracer import Tracer, guard, location, unsupported
+from .tracer import Tracer, guard, location, step_of, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, ListVal, MISSING, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal,
     TensorVal, TupleVal, as_number, boolean, const, describe, user_error)
@@ -339,7 +340,9 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
     if name in ("is_leaf", "grad_fn") and real is not None and fake._version != tensor.version:
         if not fake.requires_grad and not fake._is_view():             # whatever was written, there is no history
             return const(True) if name == "is_leaf" else NONE
-        unsupported(tx, f"{name} of an input that the graph has written to")
+        reason = f"{name} of an input that the graph has written to"
+        check_unused(tx, tensor, reason)
+        unsupported(tx, reason)
     if name == "grad_fn" and (real if real is not None else fake).grad_fn is not None:
         node = (real if real is not None else fake).grad_fn
         guard(tx, part(AttrSource, tensor.source, name), "TYPE_MATCH", type(node))
@@ -361,6 +364,28 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
     if isinstance(found, (property, types.GetSetDescriptorType)):
         unsupported(tx, f"the tensor attribute {name}")
     return MethodName(self=tensor, name=name)
+
+# %% [markdown]
+# What follows on such a question may be a hook. Behind a break it hangs on the real tensor, which has no part in what
+# the graph has computed from it, so this break comes before the first such use.
+
+# %%
+def used_since(tx: Tracer, tensor: TensorVal) -> int | None:
+    """The number of the first node that computes from it something that autograd knows; None where there is none."""
+    edge = tensor.fake.grad_fn, tensor.fake.output_nr
+    return min((v.node.meta["born"] for v in tx.tensor_of_fake.values() if "born" in v.node.meta
+                and any(edge in node.next_functions for node in known_history(v.fake))), default=None)
+
+
+def check_unused(tx: Tracer, tensor: TensorVal, reason: str) -> None:
+    """A break before the first use of a tensor whose history the trace has made, which an input gets when it is written."""
+    made = tensor.real is None or tensor.fake._version != tensor.version
+    if made and (since := used_since(tx, tensor)) is not None:
+        try:
+            unsupported(tx, reason)
+        except Unsupported as error:
+            error.step = step_of(tx, since) + 1
+            raise
 
 # %% [markdown]
 # `grad` is special. A program may read it, clear it and set it, and an optimizer does all three. What the

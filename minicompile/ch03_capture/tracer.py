@@ -20,6 +20,7 @@
 # What belongs to sizes and numbers that may vary has a class of its own, `Symbols`.
 
 # %%
+import bisect
 import functools
 import inspect
 import sys
@@ -157,6 +158,11 @@ def call_chain(tx: Tracer) -> list:
 def unsupported(tx: Tracer, reason: str):
     """Give up on the current instruction: a graph break."""
     raise say_where(tx, Unsupported(reason, location(tx)))
+
+
+def step_of(tx: Tracer, born: int) -> int:
+    """The step of the outermost frame in which something was made; -1 when that is not known."""
+    return bisect.bisect_left([birth for _, birth in tx.path], born) - 1 if born else -1
 
 
 def plain_python(tx: Tracer, reason: str):

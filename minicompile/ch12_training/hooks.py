@@ -28,20 +28,18 @@ from typing import Any
 import torch
 from torch.utils.hooks import BackwardHook
 
-from ..ch01_graphs.graph import closure, history_of, known_history
+from ..ch01_graphs.graph import closure, history_of
 from ..ch02_guards.sources import HooksSource
 from ..ch02_guards.stable import HOOKS_OF_TENSOR
 from ..ch03_capture.attributes import attributes_of
 from ..ch03_capture.calls import handles
-from ..ch03_capture.capture import step_of
 from ..ch03_capture.iterate import unpack
 from ..ch03_capture.methods import call_method
 from ..ch03_capture.operations import METHODS
-from ..ch03_capture.tensors import emit
+from ..ch03_capture.tensors import check_unused, emit
 from ..ch03_capture.tracer import Tracer, call, location, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, DictVal, MethodName, Mutable, TensorVal, TupleVal, const
 from ..ch03_capture.wrap import part, wrap
-from ..errors import Unsupported
 
 
 class Point(torch.autograd.Function):
@@ -120,24 +118,6 @@ def cross(tx: Tracer, tensors: list[TensorVal], of_module: bool) -> Crossing:
     point = Crossing(before=before, after=after, of_module=of_module)
     tx.effects.points[next(t.fake.grad_fn for t in after if t.fake.grad_fn is not None)] = point
     return point
-
-
-def used_since(tx: Tracer, tensor: TensorVal) -> int | None:
-    """The number of the first node that computes from it something that autograd knows; None where there is none."""
-    edge = tensor.fake.grad_fn, tensor.fake.output_nr
-    return min((v.node.meta["born"] for v in tx.tensor_of_fake.values() if "born" in v.node.meta
-                and any(edge in node.next_functions for node in known_history(v.fake))), default=None)
-
-
-def check_unused(tx: Tracer, tensor: TensorVal, reason: str) -> None:
-    """A break before the first use of a tensor whose history the trace has made, which an input gets when it is written."""
-    made = tensor.real is None or tensor.fake._version != tensor.version
-    if made and (since := used_since(tx, tensor)) is not None:
-        try:
-            unsupported(tx, reason)
-        except Unsupported as error:
-            error.step = step_of(tx, since) + 1
-            raise
 
 
 @METHODS.of((TensorVal, "register_hook"))
