@@ -181,10 +181,9 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
             continue
         root, steps = chain
         source = sources[root]
-        # One of several views that an operator gives may not be written in place, which autograd remembers
-        one_of_several = any(step.index is not None for step in steps) and o.requires_grad and \
-            o._base is source and not has_own_gradient(o, source)
-        if root not in position and len(members[root]) == 1 and not one_of_several:
+        # Autograd remembers of what may not be written in place that it is one of several views that an operator gave, or of gradients off
+        marked = o.requires_grad and o._base is source and (any(step.index is not None for step in steps) or has_own_gradient(o, source))
+        if root not in position and len(members[root]) == 1 and not marked:
             recipes.append(result(o))
             continue
         if o.requires_grad and not source.requires_grad:
