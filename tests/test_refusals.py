@@ -296,6 +296,16 @@ def test_a_product_is_added_to_no_tensor_of_more_dimensions(name, rung):
         assert add(minicompile.compile(f, backend=rung), size, *sizes) is add(f, size, *sizes), size
 
 
+@pytest.mark.parametrize("dim", [-2, -1, 0, 1])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "cumsum", "sum", "amax", "sort", "logsumexp"])
+def test_dimensions_of_a_number(name, dim):
+    def f(x):
+        return getattr(x, name)(dim)
+
+    minicompile.reset()
+    assert type(outcome(minicompile.compile(f, backend="decomposed"), torch.ones(()))) is type(outcome(f, torch.ones(())))
+
+
 @pytest.mark.parametrize("rung", RUNGS)
 def test_what_writes_to_a_part_of_varying_size_is_not_refused(rung):
     def f(x):

@@ -68,6 +68,12 @@ def check_added(func, x, a, b, **kwargs) -> None:
         raise RuntimeError(f"a product of {a.dim() + b.dim() - 2} dimensions is added to a tensor of {x.dim()}")
 
 
+@REFUSALS.of(aten._softmax.default)
+def check_dimension(func, x, dim, *args) -> None:
+    if x.dim() == 0 and dim not in (-1, 0):               # of more dimensions the meta kernel says so
+        raise IndexError(f"Dimension out of range (expected to be in range of [-1, 0], but got {dim})")
+
+
 @REFUSALS.of(aten.convolution.default)
 def check_convolved(func, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups) -> None:
     """The channels, also of other sizes than today's; and for a transposed convolution on a CPU how much its output is padded."""
