@@ -41,7 +41,7 @@ from ..ch03_capture.iterate import unpack
 from ..ch03_capture.operations import METHODS
 from ..ch03_capture.storage import taken_without_gradients
 from ..ch03_capture.tensors import emit, finish_node, gradient_of, set_gradient
-from ..ch03_capture.tracer import Tracer, call, guard, unsupported
+from ..ch03_capture.tracer import Tracer, call, guard, location, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, Const, ObjVal, TensorVal, TupleVal
 from ..ch03_capture.wrap import wrap
 from ..ch05_autograd.joint import saved_by
@@ -485,6 +485,9 @@ def requires_grad_(tx, self, requires_grad=Const(value=True)):
     if self.real is None:
         node = tx.graph.call_method("requires_grad_", (self.node, requires_grad.value))
         finish_node(tx, node, self.fake)
+    elif self.fake._version != self.version and any(v.fake._base is self.fake for v in tx.tensor_of_fake.values()):
+        # Autograd gives a view a history that is older than the last write. Behind a break it would be a new view
+        raise SkipFrame("Tensor.requires_grad_() of an input that the graph has written to, and has views of", location(tx))
     elif self.node.users or self.real._is_view() or self.source is None:
         unsupported(tx, "Tensor.requires_grad_() of an input that the graph has used, or of a view")
     else:

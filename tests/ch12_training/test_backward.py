@@ -570,3 +570,19 @@ def test_clipping_the_step_and_zeroing_what_backward_has_left_is_one_graph():
         return norms, list(net.parameters()), [p.grad for p in net.parameters()]
 
     torch.testing.assert_close(trained(True), trained(False))
+
+
+@pytest.mark.parametrize("write", [lambda x, view: view.mul_(2), lambda x, view: x.mul_(2), lambda x, view: x[2:].mul_(2)])
+def test_a_view_that_is_older_than_a_write_gets_a_history_when_its_base_asks_for_a_gradient(write):
+    def program(x):
+        view = x[1:]
+        write(x, view)
+        x.requires_grad_()
+        return (x * x).sum() + view.sum()
+
+    grads = []
+    for f in program, minicompile.compile(program, backend="aot_eager"):
+        x = torch.arange(4.0)
+        f(x).backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
