@@ -48,11 +48,21 @@ Compile = Callable[..., Callable[[list], Sequence]]
 # `x.data`, too.
 
 # %%
-def call_forward(compiled: Callable, inputs: Sequence, joint: Joint):
-    arguments = list(inputs)
-    for i in joint.hidden:
-        arguments[i] = inputs[i].data
-    return call_compiled(compiled, arguments)
+def changing(compiled: Callable, positions: Sequence[int], change: Callable) -> Callable:
+    """`compiled`, which gets `change(x)` for the inputs x at `positions`."""
+    if not positions:
+        return compiled
+
+    @functools.wraps(compiled)
+    def call(inputs: list):
+        for i in positions:
+            inputs[i] = change(inputs[i])
+        return compiled(inputs)
+    return call
+
+
+def data_of(x: torch.Tensor) -> torch.Tensor:
+    return x.data
 
 
 def call_compiled(compiled: Callable, inputs: list):
@@ -72,15 +82,7 @@ def without_history(compile_aten: Compile) -> Compile:
         compiled = compile_aten(gm, **settings)
         roots = {view_chain(n.args[0])[0] for n in gm.graph.find_nodes(op="call_function", target=aten.as_strided_scatter.default)}
         asked = [i for i, p in enumerate(gm.graph.find_nodes(op="placeholder")) if p in roots]
-        if not asked:
-            return compiled
-
-        @functools.wraps(compiled)
-        def call(inputs: list):
-            for i in asked:
-                inputs[i] = inputs[i].detach()
-            return compiled(inputs)
-        return call
+        return changing(compiled, asked, torch.Tensor.detach)
     return compile_graph
 
 # %% [markdown]
@@ -308,7 +310,7 @@ def picker(positions: list[int]) -> Callable[[tuple], tuple]:
 # %%
 def run_forward(region: Region, ctx, *inputs):
     joint, count = region.joint, region.results
-    outputs = call_forward(region.forward, inputs, joint)
+    outputs = call_compiled(region.forward, [*inputs])
     saved = region.saved((*outputs, *inputs))
     if region.shared is None:
         region.shared = sharing_memory(saved, [*inputs, *outputs[:count]])
@@ -529,7 +531,7 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     if not joint.gradients:
         return _direct(joint, lower)
     halves = partition(joint)
-    forward = lower(halves.forward, is_backward=False)
+    forward = changing(lower(halves.forward, is_backward=False), joint.hidden, data_of)
     backward = backward_versions(halves, lower)
     backward(expected_absent(joint))
     placeholders = gm.graph.find_nodes(op="placeholder")
@@ -561,7 +563,7 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
 
 
 def _direct(joint: Joint, compile_aten: Compile) -> Callable:
-    compiled = compile_aten(joint.gm, is_backward=False)
+    compiled = changing(compile_aten(joint.gm, is_backward=False), joint.hidden, data_of)
     leaves_history = getattr(compiled, "leaves_history", True)
     finish = build_finish(joint)
     nothing_computed = not joint.results and all(node.op != "call_function" for node in joint.gm.graph.nodes)
@@ -570,8 +572,8 @@ def _direct(joint: Joint, compile_aten: Compile) -> Callable:
         if nothing_computed:                                # only views of inputs
             return finish((), inputs)
         if leaves_history:
-            return finish(with_grad_mode(False, call_forward, compiled, inputs, joint), inputs)
-        return finish(call_forward(compiled, inputs, joint), inputs)
+            return finish(with_grad_mode(False, call_compiled, compiled, [*inputs]), inputs)
+        return finish(call_compiled(compiled, [*inputs]), inputs)
 
     run.joint, run.partition = joint, None
     return run
