@@ -86,9 +86,8 @@ CHEAP = {
     aten._to_copy, aten.clone, aten.copy, aten.fill, aten.zero, aten.full, aten.full_like, aten.zeros,
     aten.zeros_like, aten.ones, aten.ones_like, aten.new_zeros, aten.new_ones, aten.new_full,
     aten.scalar_tensor, aten.arange, aten.eye, aten.cat, aten.stack, aten.repeat, aten.flip, aten.roll,
-    aten.tril, aten.triu, aten.constant_pad_nd, aten.slice_scatter, aten.select_scatter, aten.where,
-    aten.masked_fill, aten.gelu, aten.silu, aten.threshold_backward,
-    aten._native_batch_norm_legit_no_training,
+    aten.tril, aten.triu, aten.constant_pad_nd, aten.slice_scatter, aten.select_scatter,
+    aten.masked_fill, aten._native_batch_norm_legit_no_training,
 }
 
 

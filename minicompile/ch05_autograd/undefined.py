@@ -26,22 +26,17 @@ from ..ch01_graphs.graph import Graph, copy_provenance, graph_module
 from ..ch01_graphs.layouts import inverse, memory_order
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import present
-from .cleanup import eliminate_dead_code
+from .cleanup import eliminate_dead_code, is_always_view
 
 aten = torch.ops.aten
 
-# Operators that are linear in their first operand: zero if it is, whatever the others are.
+# Operators that are linear in their first operand, as all views are: zero if it is, whatever the others are.
 LINEAR = {
-    aten.div.Tensor, aten.neg.default, aten.clone.default, aten._to_copy.default, aten.detach.default,
-    aten.sum.default, aten.sum.dim_IntList, operator.getitem,
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.as_strided.default,
-    aten.t.default, aten.transpose.int, aten.permute.default, aten.expand.default, aten.unsqueeze.default,
-    aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int,
-    aten._softmax_backward_data.default, aten._log_softmax_backward_data.default,
+    aten.div.Tensor, aten.neg.default, aten.clone.default, aten._to_copy.default, aten.sum.default, aten.sum.dim_IntList, operator.getitem,
+    aten.reshape.default, aten._softmax_backward_data.default, aten._log_softmax_backward_data.default,
     aten.mul.Scalar, aten.div.Scalar, aten.flip.default, aten.index.Tensor, aten.masked_fill.Scalar,
-    aten.roll.default, aten.rot90.default, aten.tril.default, aten.triu.default, aten.diagonal.default, aten.unfold.default,
-    aten.repeat.default, aten.constant_pad_nd.default, aten.cumsum.default, aten.mean.dim, aten.mean.default, aten.index_select.default,
-    aten.gather.default, aten.squeeze.default, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int,
+    aten.roll.default, aten.rot90.default, aten.tril.default, aten.triu.default, aten.repeat.default, aten.constant_pad_nd.default,
+    aten.cumsum.default, aten.mean.dim, aten.mean.default, aten.index_select.default, aten.gather.default,
 }
 ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
 PRODUCTS = {aten.mul.Tensor, aten.mm.default, aten.bmm.default}      # zero as soon as either operand is
@@ -70,7 +65,7 @@ def _is_absent(node: fx.Node, absent: set[fx.Node]) -> bool:
         return all(map(is_zero, pytree.tree_leaves([node.args[i] for i in JOINS[node.target]])))
     if node.target is aten.masked_fill.Scalar and node.args[2] != 0:
         return False
-    return (node.target in LINEAR or is_derivative(node.target)) and node.args[0] in absent
+    return (node.target in LINEAR or is_always_view(node.target) or is_derivative(node.target)) and node.args[0] in absent
 
 
 def _same_kind(a: fx.Node, b: fx.Node) -> bool:

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from ..ch01_graphs import layouts
-from ..ch01_graphs.graph import Location, together
+from ..ch01_graphs.graph import together
 from ..ch01_graphs.layouts import contiguous_strides, same_strides
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Int, Symbol, as_expr, present, product
@@ -146,9 +146,7 @@ class Lowering:
     node: fx.Node | None = None            # the graph node being lowered
     count: int = 0
     moved: dict = field(default_factory=dict)
-    position: dict[str, int] = field(default_factory=dict)
-    locations: dict[str, Location | None] = field(default_factory=dict)
-    turns: dict[str, int] = field(default_factory=dict)
+    seen: dict[str, tuple[int, fx.Node]] = field(default_factory=dict)      # the nodes so far, with their places in the graph
     in_rows: set[str] = field(default_factory=set)       # buffers read together with numbers per row
     in_place: set[fx.Node] = field(default_factory=set)  # writes that go to the memory of an input
     latest: dict[str, str] = field(default_factory=dict)     # input -> the alias that the last of them made
@@ -226,9 +224,9 @@ def make_vars(prefix: str, size, order=None) -> tuple[tuple[Symbol, ...], tuple[
 def emit_loop(g: Lowering, variables, reduction_vars, b: Builder, ops: frozenset[str], nodes: Iterable[fx.Node] | None = None) -> None:
     """Emit the loop with the body that `b` has collected. nodes: what it is emitted for, if not only the node being lowered."""
     names = [node.name for node in ([g.node] if nodes is None else nodes) if node is not None]
-    origins = sorted(ops.union(names), key=lambda name: g.position.get(name, 0))
-    location = together([g.locations.get(name) for name in names + origins])
-    turn = max([g.turns.get(name, 0) for name in ops or origins], default=0)
+    origins = sorted(ops.union(names), key=lambda name: g.seen[name][0])
+    location = together([g.seen[name][1].meta.get("location") for name in names + origins])
+    turn = max([g.seen[name][1].meta.get("turn", 0) for name in ops or origins], default=0)
     g.program.nodes.append(Loop(f"loop{len(g.program.nodes)}", variables, reduction_vars, tuple(b.stores), location, tuple(origins), turn))
 
 

@@ -154,8 +154,7 @@ def lower(gm: fx.GraphModule, options: Options | None = None) -> Program:
     copies = []
     for position, node in enumerate(gm.graph.nodes):
         g.node = node
-        g.position[node.name], g.locations[node.name] = position, node.meta.get("location")
-        g.turns[node.name] = node.meta.get("turn", 0)
+        g.seen[node.name] = position, node
         if node.op == "placeholder":
             g.values[node] = lower_input(g, node)
             if node.meta.get("owned"):

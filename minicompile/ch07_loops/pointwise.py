@@ -101,11 +101,9 @@ def nearest(x: int | float, dtype: torch.dtype) -> float:
 def number(x, dtype: torch.dtype, device: torch.device):
     """A number beside a half tensor. Eager's CPU kernels round it to the tensor's dtype first (except in
     products and quotients), its GPU kernels do not."""
-    if isinstance(x, (int, float)) and dtype in HALF and device.type == "cpu":
-        return nearest(x, dtype)
-    if isinstance(x, (Expr, Symbol)) and dtype in HALF and device.type == "cpu":
-        return Rounded(x, dtype)
-    return x
+    if dtype not in HALF or device.type != "cpu":
+        return x
+    return nearest(x, dtype) if isinstance(x, (int, float)) else Rounded(x, dtype)
 
 
 def hoist(g: Lowering, x, elements) -> None:

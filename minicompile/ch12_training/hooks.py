@@ -196,28 +196,20 @@ TENSOR_HOOKS, LATER_HOOKS = HOOKS_OF_TENSOR
 
 def run_hooks(hooks, grad_mode, result, *given):
     """What hooks make of `result`, a gradient of a tensor or the results of a node, to which gradients were `given`."""
-    previous = torch.is_grad_enabled()
-    try:
-        torch.set_grad_enabled(grad_mode)
+    with torch.set_grad_enabled(grad_mode):
         for hook in list(hooks):
             other = hook(result, *given)
             if other is not None:
                 result = other
-        return result
-    finally:
-        torch.set_grad_enabled(previous)
+    return result
 
 
 def tell_hooks(hooks, leaf):
     """The hooks that run when the gradient of a leaf has been accumulated."""
-    previous = torch.is_grad_enabled()
-    try:
-        torch.set_grad_enabled(False)
+    with torch.no_grad():
         for hook in list(hooks):
             if hook(leaf) is not None:
                 raise RuntimeError("Tensor post accumulate grad hooks should return None.")
-    finally:
-        torch.set_grad_enabled(previous)
 
 
 def hooks_of(tx: Tracer, tensor: TensorVal, name: str) -> list[AbstractValue]:

@@ -40,12 +40,8 @@ from ..ch03_capture.wrap import wrap
 # %%
 def in_grad_mode(step, self, *args, **kwargs):
     """`step(self, ...)` in the grad mode that the optimizer asks for."""
-    previous = torch.is_grad_enabled()
-    try:
-        torch.set_grad_enabled(self.defaults["differentiable"])
+    with torch.set_grad_enabled(self.defaults["differentiable"]):
         return step(self, *args, **kwargs)
-    finally:
-        torch.set_grad_enabled(previous)
 
 
 def example(self, *args, **kwargs):
