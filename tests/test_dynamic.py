@@ -87,6 +87,7 @@ PROGRAMS = {
     "pad": (lambda x: F.pad(x, (0, -x.shape[1] % 8)) * 2, randn("n", "m")),
     "new": (lambda x: torch.zeros(x.shape[0], 3) + x[:, :1], randn("n", "m")),
     "data": (lambda x: x * x.numel() / len(x) + x.shape[0] ** -0.5, randn("n", "m")),
+    "bytes": (lambda x: x * x.nbytes / x.itemsize, randn("n", "m")),
     "einsum": (lambda x: torch.einsum("bth,bsh->bts", x, x), randn("n", "m", 4)),
     "gather": (lambda x: x.gather(0, torch.zeros(1, x.shape[1], dtype=torch.long)), randn("n", "m")),
     "scatter": (lambda x: torch.zeros(x.shape[0], 12).scatter_add(1, torch.ones_like(x, dtype=torch.long), x),

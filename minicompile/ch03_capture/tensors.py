@@ -29,7 +29,7 @@ from ..ch02_guards.guards import class_lookup
 from ..ch02_guards.sources import AttrSource, CallSource
 from ..errors import Unsupported
 from .storage import STRIDED, check_strided, guard_not_a_view, guard_place, guard_strides, guard_views, taken_without_gradients
-from .tracer import Tracer, guard, location, step_of, unsupported
+from .tracer import Tracer, call, guard, location, step_of, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, ListVal, MISSING, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal,
     TensorVal, TupleVal, as_number, boolean, const, describe, user_error)
@@ -299,7 +299,7 @@ def wrap_result(tx, node, result) -> AbstractValue:
 # %%
 METADATA = frozenset((
     "dtype", "device", "layout", "ndim", "requires_grad", "is_cuda", "is_cpu", "is_sparse", "is_quantized",
-    "is_mps", "is_meta", "is_xpu", "is_mkldnn", "is_nested", "itemsize", "nbytes", "names", "is_mtia",
+    "is_mps", "is_meta", "is_xpu", "is_mkldnn", "is_nested", "itemsize", "names", "is_mtia",
     "is_ipu", "is_maia")) & {*dir(torch.Tensor)}          # PyTorch 2.13 has no `names`
 VIEW_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag"))
 REFUSED_METHODS = frozenset((
@@ -327,6 +327,8 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
     if name == "requires_grad" and taken_without_gradients(fake):
         # It is what the base says, which for an input that is itself a view is another tensor
         unsupported(tx, "requires_grad of a view that was taken while gradients were off")
+    if name == "nbytes":
+        return call(tx, wrap(tx, operator.mul), [call(tx, MethodName(self=tensor, name="numel"), []), const(fake.itemsize)])
     if name in METADATA:
         return wrap_constant(tx, getattr(fake, name))
     if name == "data":                 # the same memory with a version counter of its own
