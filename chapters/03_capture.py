@@ -404,7 +404,7 @@ print(seen.captured[0].body)
 # `x.contiguous()` of a tensor that is contiguous gives back the very tensor that it got, so its result is the value
 # that is there already:
 #
-# %show minicompile.ch03_capture.tensors.emit "if not changed and not holds_tensor" to "return tx.tensor_of_fake"
+# %show minicompile.ch03_capture.tensors.emit "if not changed and not holds_tensor" to "return tx.tensors.of_fake"
 #
 # All others are written down, and what is pushed on the stack is a value with the new node and the new fake. (`updated` is
 # empty for nearly all operations. It is for tensors that count, such as the number of steps of an optimizer: when a
@@ -716,7 +716,7 @@ Table(
     ["what", "number"],
     [
         ("instructions interpreted", done.tx.ops),
-        ("in the block's own frame", done.tx.steps),
+        ("in the block's own frame", len(done.tx.path)),
         ("operations in the graph", calls_in_graph),
         ("guards", len(list(done.tx.guards))),
     ],

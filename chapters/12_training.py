@@ -540,7 +540,7 @@ drawing(
 #
 # The trace can do the same walk, with `history_of`, which gives each node behind some fakes once. Its fakes are
 # tensors to autograd, so they have such a graph, and each `AccumulateGrad` in it holds a fake. The trace has a table,
-# `tensor_of_fake`, in which it finds its own value for that fake. The value knows its node in the captured graph, and
+# `of_fake`, in which it finds its own value for that fake. The value knows its node in the captured graph, and
 # by which path the program reaches the tensor. This is the [function that does
 # it](ref:minicompile.ch12_training.backward.leaves_of). It is one of this chapter's
 # [exercises](exercise:find-leaves).

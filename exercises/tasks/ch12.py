@@ -57,19 +57,19 @@ def source(case):
 task("find-leaves", title="Where backward() ends", minutes=30, about="""\
 `loss.backward()` names no leaves: the engine finds them by walking the autograd graph. Capture has to know them beforehand, since they
 are arguments of the `gradients` node. The fakes of the trace are tensors to autograd, so they have such a graph as well. `outputs` are
-values of the trace, and `o.fake` is the fake of one. `tx.tensor_of_fake` is a dictionary from the id of a fake to its value; the trace
+values of the trace, and `o.fake` is the fake of one. `tx.tensors.of_fake` is a dictionary from the id of a fake to its value; the trace
 filled it in the order in which it met them. The leaves are to be returned in this order, because the order of the graph's arguments
 should not depend on the shape of a graph that nobody sees. `history_of(fakes)` is the set of all nodes behind some fakes, and
 `type(node).__name__` tells their kinds apart. A history that goes on outside of the trace ends in a node called EnterBackward. There say
 `unsupported(tx, "backward() into a tensor that was computed before the compiled function was called")`: it raises. So it does, with a
-sentence of yours, for a leaf that `tx.tensor_of_fake` does not have. (Leaves behind such an end are unknown as well. There it is the end
+sentence of yours, for a leaf that `tx.tensors.of_fake` does not have. (Leaves behind such an end are unknown as well. There it is the end
 that has to be named.)""",
      hints=[
     "In which kind of node does an autograd graph end, and what does such a node hold? Which other end can it have, if a tensor came in "
     "that was computed outside?",
     "Ends of the first kind are called AccumulateGrad, and their `variable` is the leaf's fake.",
     "Collect the ids of what the AccumulateGrad nodes hold; an EnterBackward breaks the graph. Then take the values of "
-    "tx.tensor_of_fake whose id was collected: that gives the order. What does it mean if there are fewer of them than ids?"])
+    "tx.tensors.of_fake whose id was collected: that gives the order. What does it mean if there are fewer of them than ids?"])
 
 
 def one_leaf(net, x):
@@ -322,16 +322,16 @@ the text that was written already reads it, or something that is reached through
 `value.source` is where from, and `path_of(source)` gives the source, its base, and so on to the root. Write the line `PATH.grad = None`
 for each of the others, where PATH is `source_text(ep, leaf.source)`. If the program has not looked, as in `zero_grad()`, nobody knows
 whether there is a gradient, and nobody needs it: it gets a line as well, if the leaf came in (it has a `source`). What is given up must
-not be an input of the graph any more: erase its node, and remove its entry from `tx.inputs`, which has one for each placeholder, in
-order.""",
+not be an input of the graph any more: erase its node, and remove it from `tx.tensors.inputs`, a dictionary whose keys are the
+placeholders.""",
      hints=[
     "Who could still want to see the old tensor after the program has let go of it? Think of a program that returns it, one that hands "
     "it to another parameter, and one that computes its norm.",
     "Collect two things in one loop: the lines, and the nodes to erase. The sources that are read: for value in ep.names, all of "
     "path_of(value.source). Two leaves may have had one gradient, so keep the nodes in a set.",
     "A gradient that the program has seen goes if four things hold: a value of the trace, read by no node, not returned, and not read "
-    "by the text. One that it has not seen goes if the leaf came in. Both get a line, but only the first kind has a node. tx.inputs "
-    "goes with the placeholders in order: filter it while they are still there."])
+    "by the text. One that it has not seen goes if the leaf came in. Both get a line, but only the first kind has a node. The node goes "
+    "from the graph and from tx.tensors.inputs."])
 
 
 def clears(net, x):

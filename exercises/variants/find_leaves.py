@@ -16,10 +16,10 @@ def _leaves(tx, outputs, *, all_of_them=False, outside=True, first=False, revers
         if type(node).__name__ == "AccumulateGrad":
             found.append(id(node.variable))
     if all_of_them:
-        return [v for v in tx.tensor_of_fake.values() if v.fake.requires_grad and v.fake.is_leaf]
+        return [v for v in tx.tensors.of_fake.values() if v.fake.requires_grad and v.fake.is_leaf]
     if walk:
-        return [tx.tensor_of_fake[key] for key in sorted(found, key=lambda k: str(tx.tensor_of_fake[k].node))]
-    leaves = [value for key, value in tx.tensor_of_fake.items() if key in found]
+        return [tx.tensors.of_fake[key] for key in sorted(found, key=lambda k: str(tx.tensors.of_fake[k].node))]
+    leaves = [value for key, value in tx.tensors.of_fake.items() if key in found]
     return leaves[::-1] if reverse else leaves
 
 

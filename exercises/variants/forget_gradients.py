@@ -19,10 +19,9 @@ def _forget(ep, *, users=True, outputs=True, names=True, through=True, erase=Tru
         if old.node not in unread:
             unread.append(old.node)
     if erase:
-        nodes = [n for n in tx.graph.nodes if n.op == "placeholder"]
-        if inputs:
-            tx.inputs = [found for node, found in zip(nodes, tx.inputs) if node not in unread]
         for node in unread:
+            if inputs:
+                del tx.tensors.inputs[node]
             tx.graph.erase_node(node)
     return "".join(text)
 
@@ -63,7 +62,4 @@ def right_step_by_step(ep):
     return _forget(ep)
 
 
-SAME = [
-    "- nodes = [n for n in tx.graph.nodes if n.op == 'placeholder']\n"
-        '+ nodes = [n for n in tx.graph.nodes]',
-]
+SAME = ["- for node in unread:\n+ for node in sorted(unread, key=str):"]

@@ -376,7 +376,7 @@ def class_attribute(tx, obj, name):
 def data_of_class(tx, cls, name, found, at):
     """`found`, which is no descriptor, is read at `at` in each call, and guarded by itself. Then it may be another thing of its type."""
     if cls.__flags__ & HEAP_TYPE:
-        tx.class_data.add((cls, name))
+        tx.classes.data.add((cls, name))
     return wrap(tx, found, at)
 
 
@@ -384,7 +384,7 @@ def part_of_class(tx, cls, name, found):
     """`found`, the attribute of a class, as it lies in the class. A guard of its own says that it lies there;
     what it is made of may change, and is read from there in the next call."""
     owner = next((base for base in cls.__mro__ if vars(base).get(name) is found), None)
-    if type(found) in CONSTANT_TYPES - NUMBERS or owner is None or owner in tx.made_classes or is_library_class(owner):
+    if type(found) in CONSTANT_TYPES - NUMBERS or owner is None or owner in tx.classes.made or is_library_class(owner):
         return wrap(tx, found)
     return data_of_class(tx, cls, name, found, CallSource(AttrSource(constant_source(tx, owner), "__dict__"), "get", (name,)))
 
@@ -487,11 +487,11 @@ def set_attribute(tx: Tracer, obj: AbstractValue, name: str, value: AbstractValu
         return call(tx, MethodName(self=obj, name="requires_grad_"), [value])
     if type(obj) is ExcVal and value is not None:
         return set_exception_attribute(tx, obj, name, value)
-    if is_class(obj) and obj.real in tx.made_classes:
+    if is_class(obj) and obj.real in tx.classes.made:
         return SETATTR[type](tx, obj, name, value)
     if is_class(obj) and value is not None and may_write_to_class(obj, name, value):
         obj.attrs[name] = value
-        tx.class_data.add((obj.real, name))
+        tx.classes.data.add((obj.real, name))
         return touch(tx, obj)
     if type(obj) is not ObjVal or isinstance(obj.real, (types.ModuleType, types.FunctionType, type)):
         unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
@@ -529,7 +529,7 @@ def written_in_class(tx, cls, name: str) -> AbstractValue | None:
     for base in cls.__mro__:
         value = changed(tx, base)
         if value is not None and name in value.attrs:
-            tx.class_data.add((cls, name))
+            tx.classes.data.add((cls, name))
             return value.attrs[name]
         if name in vars(base):
             return None

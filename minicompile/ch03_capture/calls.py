@@ -306,8 +306,8 @@ def call_builtin(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
         pure = owner.__name__ in PURE_MODULES
     elif isinstance(owner, type):
         pure = owner in PURE_CLASSES
-    elif id(owner) in tx.tracked:
-        return call_method(tx, tx.tracked[id(owner)], real.__name__, args, kwargs)
+    elif id(owner) in tx.objects.tracked:
+        return call_method(tx, tx.objects.tracked[id(owner)], real.__name__, args, kwargs)
     else:
         pure = (real.__module__ or "") in PURE_MODULES
     if pure and owner is math and real.__name__ in MATH and args and not kwargs and \
@@ -454,7 +454,7 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
         return obj
     own_new = new.__func__ if type(new) is staticmethod else None
     refused = issubclass(cls, (*REFUSED_CLASSES, typing.Generic))
-    if isinstance(own_new, types.FunctionType) and not refused or own_new and cls in tx.made_classes:
+    if isinstance(own_new, types.FunctionType) and not refused or own_new and cls in tx.classes.made:
         made = call(tx, wrap(tx, own_new), [function, *args], kwargs)
         if issubclass(made.cls, cls) and init is not None:
             call(tx, wrap(tx, init), [made, *args], kwargs)

@@ -26,8 +26,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .. import marks
-from ..ch01_graphs.fake import FakeMode, plain_tensors, storage_key
-from ..ch01_graphs.graph import Graph, graph_module
+from ..ch01_graphs.fake import plain_tensors, storage_key
+from ..ch01_graphs.graph import graph_module
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.identity import held
@@ -43,8 +43,8 @@ from .inputs import fixed_marks, guard_counters, guard_sizes
 from .interpreter import Frame, StopTrace, has_cleanup, run
 from .operations import BRANCH_ON_VALUES
 from .tensors import OPERATORS
-from .tracer import Tracer, location, step_of
-from .values import Lazy, MISSING, NEW, ObjVal, SymVal, TensorVal, UserError, class_reads, describe, told_apart
+from .tracer import Globals, Tracer, location, step_of
+from .values import Lazy, MISSING, NEW, ObjVal, SymVal, TensorVal, UserError, captures, describe
 from .wrap import guard_unseen, is_fixed, realize, wrap
 
 
@@ -52,15 +52,16 @@ from .wrap import guard_unseen, is_fixed, realize, wrap
 class CaptureOptions:
     """fullgraph: a break is an error. dynamic: source -> set of dynamic dimensions (tensors) or True
     (numbers). fixed: why nothing may be a symbol, or ""; everything: whether all arguments are. used:
-    becomes true when a symbol was made. unseen: whether `torch.compiler.is_compiling()` is False. undo: what its traces
-    have done ahead (`Effects`). trusting: whether a jump that only decides whether to raise may be assumed not to. max_ops:
-    instructions to interpret before giving up on the frame."""
+    becomes true when a symbol was made. unseen: whether `torch.compiler.is_compiling()` is False. inference: whether the
+    caller is in inference mode. undo: what its traces have done ahead (`Effects`). trusting: whether a jump that only decides
+    whether to raise may be assumed not to. max_ops: instructions to interpret before giving up on the frame."""
     fullgraph: bool = False
     dynamic: dict = field(default_factory=dict)
     fixed: str = ""
     everything: bool = False
     used: bool = False
     unseen: bool = False
+    inference: bool = field(default_factory=torch.is_inference_mode_enabled)
     undo: list = field(default_factory=list)
     trusting: bool = True
     max_ops: int = 2_000_000
@@ -153,10 +154,10 @@ def start(func, args: dict, options: CaptureOptions, stop_at: int | None) -> tup
     """A tracer and the outermost frame of `func` with its arguments wrapped. args: name -> object,
     localsplus order."""
     code = func.__code__
-    tx = Tracer(graph=Graph(), fake_mode=FakeMode(), guards=GuardSet(), stop_at=stop_at)
+    tx = Tracer(options, Globals(func.__globals__), stop_at)
     # Tensors hold their sizes in C++, where the collector sees no cycle: from there nothing leads back
     tx.symbols.env.place = lambda trace=weakref.ref(tx): trace() and location(trace())
-    tx.options, tx.root_globals, tx.effects.undo = options, func.__globals__, options.undo
+    tx.effects.undo = options.undo
     for kind in WORLD:
         tx.guards.add(None, kind)
     frame = Frame(code, func.__globals__)
@@ -175,19 +176,15 @@ def trace(func, args: dict, options: CaptureOptions, stop_at: int | None = None)
     if func.__code__.co_flags & SUSPENDS:
         raise quiet_skip("generators and coroutines are not captured")
     tx, frame = start(func, args, options, stop_at)
-    tx.inference = torch.is_inference_mode_enabled()
-    class_reads.append({})
-    told_apart.append(set())
+    captures.append(tx.classes)
     try:
         with plain_tensors():
             return run_frame(tx, frame, torch.is_grad_enabled())
     finally:
-        tx.told_apart = told_apart.pop()
-        for (cls, name), found in class_reads.pop().items():
-            if cls in tx.made_classes:
-                continue
-            data = (cls, name) in tx.class_data and found is not MISSING
-            tx.guards.add(None, "CLASS_DATA" if data else "CLASS_ATTR", (cls, name, type(found) if data else found))
+        for (cls, name), found in captures.pop().found.items():
+            data = (cls, name) in tx.classes.data and found is not MISSING
+            if cls not in tx.classes.made:
+                tx.guards.add(None, "CLASS_DATA" if data else "CLASS_ATTR", (cls, name, type(found) if data else found))
 
 
 def run_frame(tx: Tracer, frame: Frame, mode: bool) -> Trace:
@@ -205,11 +202,11 @@ def run_frame(tx: Tracer, frame: Frame, mode: bool) -> Trace:
     except UserError as error:
         words = describe_error(error.exc)
         raise marked(Unsupported(f"the program raises {words}", getattr(error, "location", None)),
-                     step=tx.steps, chain=[], raises=True, told=tx.told) from None
+                     step=len(tx.path), chain=[], raises=True, told=tx.told) from None
     except Unsupported as error:
         if not hasattr(error, "step"):
-            error.step = tx.steps
-        error.told = tx.told and tx.failed
+            error.step = len(tx.path)
+        error.told = tx.told and getattr(error, "failed", False)
         raise
     except RecursionError:
         raise SkipFrame("the program's calls are nested too deeply") from None
@@ -274,7 +271,7 @@ def guard_aliasing(tx):
     of a module and another one are left to the runtime, which compares addresses. Tensors whose guards differ are not one. Objects
     that share a `__dict__` are two values of the trace, which would not see each other's writes."""
     found: dict = {}
-    for value in tx.tracked.values():
+    for value in tx.objects.tracked.values():
         if type(value) is SymVal or value.source is None or is_fixed(getattr(value, "real", None)):
             continue
         found.setdefault(value.cls, []).append(value)
@@ -284,7 +281,7 @@ def guard_aliasing(tx):
         owned = [object.__getattribute__(o, "__dict__") for o in objects]
         if len(set(map(id, owned))) < len(objects):
             raise SkipFrame("two objects have one __dict__, and one of them is written to")
-    groups = [found.get(cls, ()) for cls in tx.told_apart | changed]
+    groups = [found.get(cls, ()) for cls in tx.classes.told_apart | changed]
     tensors = [v for values in found.values() for v in values if type(v) is TensorVal]
     if written_storages(tx) & {storage_key(v.fake) for v in tensors}:
         alike: dict = {}
@@ -299,14 +296,15 @@ def guard_aliasing(tx):
 
 def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
     tx = ep.tx
-    if any(not generator.done and has_cleanup(generator.frame) for generator in tx.generators):
+    if any(not generator.done and has_cleanup(generator.frame) for generator in tx.effects.generators):
         raise SkipFrame("a generator is dropped in the middle of a try or a with")
     guard_unseen(tx)
     guard_sizes(tx)
     guard_aliasing(tx)
     guard_counters(tx)
     gm, before, retreat = None, forget_gradients(ep), "__EVALUATE"
-    right = None if tx.right is None else output_text(ep, tx.right.node)
+    assumed = tx.symbols.assumptions
+    right = output_text(ep, assumed[-1][0].node) if assumed else None
     flags = [f"{source_text(ep, leaf.source)}.requires_grad_({flag})" for leaf, flag in tx.effects.flags.items()]
     if any(n.op != "placeholder" for n in tx.graph.nodes) and (ep.outputs or has_effects(tx.graph)):
         output = tx.graph.output(tuple(ep.outputs))
@@ -319,18 +317,18 @@ def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
         raise AssertionError("outputs without a graph")
     traceless = leaves_no_trace(tx)
     if right is not None:
-        if before or not on_cpu(tx.graph) or not traceless and not leaves_no_trace(tx, tx.fake_mode.draws):
-            _, place, born, _ = tx.assumptions[0]
+        if before or not on_cpu(tx.graph) or not traceless and not leaves_no_trace(tx, tx.tensors.mode.draws):
+            _, place, born, _ = assumed[0]
             raise Unsupported(BRANCH_ON_VALUES, place, born)
         if not traceless:
             traceless, before, retreat = True, f"__retreat = {pool(ep, keep_generators)}()\n", "__retreat()"
         lines = [f"if not {right}: __refuted(); return {retreat}", *lines]
-    inputs = tx.inputs if gm is not None else []
+    inputs = tx.tensors.inputs if gm is not None else {}
     written = [(value.source, name) for value, _ in tx.effects.changed.values()
                if type(value) is ObjVal and value.cls is not types.ModuleType and value.source for name in value.attrs]
-    return Captured(gm, [source for source, _ in inputs], [real for _, real in inputs], tx.guards,
+    return Captured(gm, [node.meta["source"] for node in inputs], list(inputs.values()), tx.guards,
                     "\n".join(lines if gm is not None else flags + lines),
-                    tuple(held(real) for _, real in tx.constants.values()), list(breaks), functools.partial(close_guards, tx),
+                    tuple(held(real) for _, real in tx.objects.constants.values()), list(breaks), functools.partial(close_guards, tx),
                     tuple(written), traceless, tuple(ep.weak), tx.symbols.sources, before, retreat)
 
 
@@ -348,9 +346,8 @@ def forget_gradients(ep: Epilogue) -> str:
         elif old is not None or leaf.source is None:
             continue
         lines.append(f"{source_text(ep, leaf.source)}.grad = None\n")
-    nodes = [n for n in tx.graph.nodes if n.op == "placeholder"]
-    tx.inputs = [found for node, found in zip(nodes, tx.inputs) if node not in unread]
     for node in unread:
+        del tx.tensors.inputs[node]
         tx.graph.erase_node(node)
     return "".join(lines)
 
@@ -379,8 +376,8 @@ def leaves_no_trace(tx, draws: bool = False) -> bool:
             return str(target).startswith(("aten.", "prims."))
         return target not in (enter_autocast, exit_autocast) and id(target) not in marks.IN_GRAPH
 
-    inputs = {storage_key(v.fake) for v in tx.tensor_of_fake.values() if v.real is not None}
-    return not inputs & written_storages(tx) and tx.fake_mode.draws in (False, draws) and all(
+    inputs = {storage_key(v.fake) for v in tx.tensors.of_fake.values() if v.real is not None}
+    return not inputs & written_storages(tx) and tx.tensors.mode.draws in (False, draws) and all(
         harmless(n) for n in tx.graph.nodes if n.op == "call_function")
 
 

@@ -62,8 +62,8 @@ def stand_in(tx, value: AbstractValue):
     if isinstance(value, ObjVal) and any(lookup(value.cls, n) is not MISSING for n in (
             "__get__", "__set__", "__set_name__")):
         unsupported(tx, "a descriptor in a class of the trace")
-    tx.tracked[id(real)] = value
-    tx.keep.append(real)
+    tx.objects.tracked[id(real)] = value
+    tx.objects.keep.append(real)
     return real
 
 
@@ -104,7 +104,7 @@ def make_class(tx, name, bases, namespace, metaclass=None, keywords=None, cell=N
                                         for v in attributes.values()):
         unsupported(tx, f"making the class {name.value} with slots or descriptors")
     real = (abc.ABCMeta if abc.ABCMeta in metas else type)(name.value, reals, attributes)
-    tx.made_classes[real] = None
+    tx.classes.made.add(real)
     made = wrap(tx, real)
     if type(cell) is CellVal:                    # `__class__`, which the body returns if a method uses it
         cell.content = made
@@ -127,7 +127,7 @@ def holding(cls):
     def make(tx, *functions, **named):
         with user_errors():
             real = cls(*(stand_in(tx, f) for f in functions), **{k: stand_in(tx, v) for k, v in named.items()})
-        tx.keep.append(real)
+        tx.objects.keep.append(real)
         return BuiltinVal(name=cls.__name__, stands_for=real, call=lambda tx, args, kwargs: unsupported(
             tx, f"a call of a {cls.__name__}"))
 
@@ -145,7 +145,7 @@ def make_dataclass(tx, cls=None, **options):
     if cls is None or cls is NONE:
         return BuiltinVal(name="dataclass", call=lambda tx, args, _: make_dataclass(tx, *args, **options))
     stands_in = any(isinstance(v, StandIn) for v in vars(cls.real).values())
-    if cls.real not in tx.made_classes or stands_in or "slots" in options:
+    if cls.real not in tx.classes.made or stands_in or "slots" in options:
         unsupported(tx, "dataclass() of this class")
     return wrap(tx, dataclasses.dataclass(cls.real, **{k: as_python(tx, v) for k, v in options.items()}))
 

@@ -37,7 +37,8 @@ from .values import BIRTHS, CellVal, DictVal, Lazy, ListVal, NEW, ObjVal, SetVal
 class Effects:
     """changed: id of a value -> the value, and what it held before. calls: those that are made after the graph has run,
     (function, values of its arguments). undo: functions that take back what was done ahead of the graph. pure_since: when the
-    code began that may change only what it has made, or 0. gradients: leaf -> what its `.grad` has become; found: leaf -> what
+    code began that may change only what it has made, or 0. region: the number of the checkpoint that the program is in, or 0.
+    generators: those that have begun. gradients: leaf -> what its `.grad` has become; found: leaf -> what
     was read there before. consumed: nodes of the autograd graph that a backward pass has freed. points: node of the autograd
     graph -> what the trace knows of the hooks there; hooks, later_hooks: leaf -> hooks that the trace has registered, by their
     handles; retained: tensors that retain their gradients, with a handle. flags: input -> whether it requires a gradient, from
@@ -53,7 +54,9 @@ class Effects:
     consumed: set = field(default_factory=set)
     calls: list = field(default_factory=list)
     undo: list = field(default_factory=list)
+    generators: list = field(default_factory=list)
     pure_since: int = 0
+    region: int = 0
 
 
 def touch(tx, value: AbstractValue):
@@ -84,7 +87,7 @@ SNAPSHOT = {ListVal: lambda value: value.items.copy(), DictVal: lambda value: va
 
 def changed(tx, real) -> AbstractValue | None:
     """The value that stands for a real object, if the program has written to it."""
-    value = tx.tracked.get(id(real))
+    value = tx.objects.tracked.get(id(real))
     return value if id(value) in tx.effects.changed else None
 
 
@@ -138,7 +141,7 @@ def written_storages(tx, versions: dict | None = None) -> set:
     with, where that is not the one it was made with. `x.data` has a version counter of its own, and the
     storage of x."""
     versions = versions or {}
-    return {storage_key(v.fake) for v in tx.tensor_of_fake.values()
+    return {storage_key(v.fake) for v in tx.tensors.of_fake.values()
             if v.fake._version > versions.get(id(v), v.version)}
 
 
@@ -146,13 +149,13 @@ def written_storages(tx, versions: dict | None = None) -> set:
 def effect_free(tx, what: str):
     """Code traced inside may change only what it has made."""
     calls = len(tx.effects.calls)
-    known = {id(v): (v, v.fake._version) for v in tx.tensor_of_fake.values()}
+    known = {id(v): (v, v.fake._version) for v in tx.tensors.of_fake.values()}
     since, tx.effects.pure_since = tx.effects.pure_since, next(BIRTHS)
     try:
         yield
     finally:
         tx.effects.pure_since = since
-    outside = {storage_key(v.fake) for v in tx.tensor_of_fake.values()
+    outside = {storage_key(v.fake) for v in tx.tensors.of_fake.values()
                if v.real is not None or id(v) in known}
     written = outside & written_storages(tx, {key: version for key, (_, version) in known.items()})
     if written or calls != len(tx.effects.calls):
@@ -187,7 +190,7 @@ QUIET_METHODS = frozenset(("clone", "cpu", "detach", "double", "float", "item", 
 
 def is_last(tx) -> bool:
     """Whether nothing is left to do after the call at hand that could notice what it does."""
-    inputs = {storage_key(v.fake) for v in tx.tensor_of_fake.values() if v.real is not None}
+    inputs = {storage_key(v.fake) for v in tx.tensors.of_fake.values() if v.real is not None}
     return not tx.effects.pure_since and all(ends_quietly(frame, inputs) for frame in tx.frames)
 
 

@@ -111,7 +111,7 @@ def constant_text(ep, value) -> str:
     if value is Ellipsis:
         return "..."
     if kind is Identity:
-        found = [v for v in ep.tx.keep if ep.tx.identities.get(id(v)) == int(value)]
+        found = [v for v in ep.tx.objects.keep if ep.tx.objects.identities.get(id(v)) == int(value)]
         if not found:
             refuse_to_leave(ep, "the id() of an object")
         return f"{pool(ep, id)}({expression(ep, found[0])})"
@@ -248,7 +248,7 @@ def refuse_hooks(ep, value):
 def refuse_made_leaves(ep):
     for value in ep.unspent:
         history = known_history(value.fake)
-        leaves = [ep.tx.tensor_of_fake[key] for key in leaves_in(history) if key in ep.tx.tensor_of_fake]
+        leaves = [ep.tx.tensors.of_fake[key] for key in leaves_in(history) if key in ep.tx.tensors.of_fake]
         made = [leaf for leaf in leaves if leaf.real is None]
         alone = len(made) == len(leaves) and not any(type(n).__name__ == "EnterBackward" for n in history)
         for leaf in made:
@@ -356,7 +356,7 @@ def iterator_at(container, taken: int):
 # %%
 @reconstructs(ObjVal)
 def object_text(ep, value):
-    if value.cls in ep.tx.made_classes or isinstance(value.real, type) and value.real in ep.tx.made_classes:
+    if value.cls in ep.tx.classes.made or isinstance(value.real, type) and value.real in ep.tx.classes.made:
         refuse_to_leave(ep, f"{describe(value)}, of a class made by the trace,", value)
     if value.real is not NEW:
         kind = type(value.real)
@@ -425,7 +425,7 @@ def function_text(ep, value):
 
 
 def namespace_text(ep, namespace: dict) -> str:
-    return "__G" if namespace is ep.tx.root_globals else globals_of(ep.tx, namespace).text()
+    return "__G" if namespace is ep.tx.globals.root else globals_of(ep.tx, namespace).text()
 
 
 def with_attributes(ep, name, attributes, setter="setattr") -> str:

@@ -35,7 +35,7 @@ def placeholder_name(source: Source) -> str:
 # quantized tensors, and those that a transform of `torch.func` has wrapped. (A tensor without a source was made at compile
 # time, and gets one in the entry's tuple of constants.) Then it decides which dimensions vary, writes the guard on the
 # metadata, with exactly these dimensions left open, and makes the fake, with a symbol in each of them. The placeholder and the
-# fake go into a `TensorVal`, and `tensor_of_fake` leads from a fake back to it, for whoever meets only the fake, as the
+# fake go into a `TensorVal`, and `of_fake` leads from a fake back to it, for whoever meets only the fake, as the
 # gradients of chapter 12 do. Marks of `mark_dynamic` with limits are asked about at the end, since a question about a symbol
 # is what makes a guard.
 
@@ -55,12 +55,13 @@ def wrap_tensor(tx, real, source):
         guard(tx, source, "TENSOR_MATCH", TensorSpec.of(real, dynamic))
     sizes = tuple(symbol_for(tx, n, CallSource(source, "size", (d,))) if d in dynamic else n
                   for d, n in enumerate(real.shape)) if dynamic else None
-    fake = tx.fake_mode.from_real(real, sizes)
+    fake = tx.tensors.mode.from_real(real, sizes)
     value = TensorVal(node=add_input(tx, real, fake, source), fake=fake, real=real, source=source,
                       version=fake._version)
-    tx.tensor_of_fake[id(fake)] = value
-    if real.is_inference() and not tx.inference:
-        tx.made_in_inference.add(storage_key(fake))
+    tx.tensors.of_fake[id(fake)] = value
+    tx.tensors.in_memory[storage_key(fake)].append(value)
+    if real.is_inference() and not tx.options.inference:
+        tx.tensors.made_in_inference.add(storage_key(fake))
     for d, (low, high) in getattr(real, marks.DYNAMIC, {}).items():
         size = fake.shape[d]
         tx.symbols.marked.append((source, d, size))
@@ -126,7 +127,7 @@ def fixed_marks(tx) -> list[tuple[str, bool]]:
 
 
 # %% [markdown]
-# `add_input` makes the placeholder. `tx.inputs` has the source of each, in the same order, and the entry reads the
+# `add_input` makes the placeholder. each has the source in its `meta`, and the entry reads the
 # inputs by these at each call. `symbol_for` gives a size its symbol. A batch of 8 usually occurs as the first size
 # of several tensors. It would be of little use to the program if these were different symbols, since the first
 # addition of two of the tensors would have to ask whether they are equal. So equal sizes are taken for the same
@@ -138,7 +139,7 @@ def add_input(tx, real, fake, source) -> torch.fx.Node:
     node = (tx.outer or tx.graph).placeholder(placeholder_name(source))
     node.meta.update(val=fake, location=location(tx), origins=(), source=source,
                      parameter=isinstance(real, torch.nn.Parameter))
-    tx.inputs.append((source, real))
+    tx.tensors.inputs[node] = real
     return node
 
 

@@ -208,7 +208,7 @@ def run(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
     """Execute `frame` until it returns or yields. thrown: an exception that is raised where it stands."""
     if len(tx.frames) >= 180:
         raise Unsupported("calls nested more than 180 deep", location(tx))
-    outermost, steps, stack = not tx.frames and not tx.steps, frame.decoded.steps, frame.stack
+    outermost, steps, stack = not tx.frames and not tx.path, frame.decoded.steps, frame.stack
     if thrown is not None:
         at = steps[max(frame.ip - 1, 0)][2]
         note_passage(frame, at, thrown)
@@ -218,9 +218,8 @@ def run(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
     try:
         while True:
             if outermost:
-                if tx.steps == tx.stop_at:
+                if len(tx.path) == tx.stop_at:
                     raise StopTrace
-                tx.steps += 1
                 tx.path.append((frame.ip, next(BIRTHS)))
             handler, pops, instruction = steps[frame.ip]
             frame.ip += 1
@@ -413,7 +412,7 @@ def advance(tx, generator: GenVal, sent: AbstractValue = NONE, thrown: ExcVal | 
     elif thrown is not None and delegates(frame):
         unsupported(tx, "throwing into a generator that delegates to another")
     if not generator.started:
-        tx.generators.append(generator)
+        tx.effects.generators.append(generator)
     generator.started = generator.done = True        # done, should the run fail
     try:
         left = run(tx, frame, thrown)

@@ -134,7 +134,7 @@ def delete_deref(tx, frame, i):
 
 # %%
 def global_source(tx, namespace: dict, name: str) -> Source:
-    if namespace is tx.root_globals:
+    if namespace is tx.globals.root:
         return GlobalSource(name)
     at = globals_of(tx, namespace)
     return (ItemSource if isinstance(at, InstanceDictSource) else DictGetSource)(at, name)

@@ -28,7 +28,7 @@ from .tracer import Tracer, call, location, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, INTERPRETING, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMBERS, NUMPY_SCALARS,
     NotConstant, ObjVal, SetVal, SymVal, Table, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_unseen,
-    lookup, python_method, told_apart, unseen, user_error, user_errors)
+    lookup, python_method, captures, unseen, user_error, user_errors)
 from .wrap import as_python, dict_contents, entries, realize, wrap, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
@@ -373,12 +373,12 @@ def unless_it_raises(tx: Tracer, value: TensorVal, frame, index: int) -> bool | 
 
 def assume(tx: Tracer, value: TensorVal, answer: bool, jump) -> bool:
     """Take this answer to bool(value), and let the graph compute whether it is right."""
-    tx.assumptions.append((value, location(tx), next(BIRTHS), jump))
-    if sum(a[-1] == jump for a in tx.assumptions) > PATIENCE:
+    before, here = tx.symbols.assumptions, (location(tx), next(BIRTHS), jump)
+    if sum(a[-1] == jump for a in before) >= PATIENCE:
         unsupported(tx, BRANCH_ON_VALUES)
     right = emit(tx, "call_function", operator.ne if answer else operator.eq, [value, const(0)], {})
     right = emit(tx, "call_method", "reshape", [right, TupleVal(items=[])], {})
-    tx.right = right if tx.right is None else emit(tx, "call_function", operator.and_, [tx.right, right], {})
+    before.append((emit(tx, "call_function", operator.and_, [before[-1][0], right], {}) if before else right, *here))
     return answer
 
 
@@ -395,7 +395,7 @@ def identical(a: AbstractValue, b: AbstractValue) -> bool:
     if type(a) is ObjVal and type(b) is ObjVal and a.real is b.real and a.real is not NEW:
         return True
     if a.cls is b.cls:
-        told_apart[-1].add(a.cls)
+        captures[-1].told_apart.add(a.cls)
     return False
 
 

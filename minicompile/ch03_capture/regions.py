@@ -155,8 +155,8 @@ class Lifted(TensorVal):
 def trace_backward(tx, function, ctx, args, needs, raw, case, lifted) -> tuple:
     """The graph of `function.backward` for the tangents present in `case`, and the outer nodes it reads."""
     graph, name = Graph(), function.real.__name__
-    outer = tx.graph, tx.size_nodes, tx.lifted, torch.is_grad_enabled()
-    tx.outer, tx.graph, tx.size_nodes, tx.lifted = tx.graph, graph, {}, {}
+    mode, inner = torch.is_grad_enabled(), {}
+    tx.outer, tx.graph, tx.lifted = tx.graph, graph, inner
     torch._C._set_grad_enabled(False)
     try:
         with effect_free(tx, f"the backward of {name}"), torch._C._DisableAutocast():
@@ -178,9 +178,7 @@ def trace_backward(tx, function, ctx, args, needs, raw, case, lifted) -> tuple:
             if any(t.fake._version for t in tangents):
                 unsupported(tx, f"the backward of {name} writes to a gradient")
     finally:
-        inner = tx.lifted
-        tx.graph, tx.size_nodes, tx.lifted, mode = outer
-        tx.outer = None
+        tx.graph, tx.outer = tx.outer, None
         torch._C._set_grad_enabled(mode)
     lifted.update(dict.fromkeys(inner))
     for placeholder in reversed(list(inner.values())):
@@ -192,7 +190,7 @@ def tangent_for(tx, graph, output: TensorVal) -> TensorVal:
     fake = run_fake(tx, "call_function", torch.empty_like, (output.fake,), {})
     node = graph.placeholder(f"grad_{len(graph.nodes)}")
     node.meta.update(val=fake, location=None, origins=())
-    return tx.tensor_of_fake.setdefault(id(fake), TensorVal(node=node, fake=fake))
+    return tx.tensors.of_fake.setdefault(id(fake), TensorVal(node=node, fake=fake))
 
 
 # %% [markdown]
@@ -291,12 +289,12 @@ def checkpoint(tx: Tracer, function, *args, use_reentrant=NONE, preserve_rng_sta
     if reentrant and not (torch.is_grad_enabled() and any(
             type(a) is TensorVal and a.fake.requires_grad for a in args)):
         unsupported(tx, "a reentrant checkpoint of tensors that need no gradient")
-    region, tx.region = tx.region, tx.region or next(_regions)      # an inner checkpoint is part of the outer
+    region, tx.effects.region = tx.effects.region, tx.effects.region or next(_regions)      # an inner checkpoint is part of the outer
     try:
         with effect_free(tx, f"checkpoint of {describe(function)}"):
             result = call(tx, function, args, kwargs)
     finally:
-        tx.region = region
+        tx.effects.region = region
     outputs = result.items if type(result) is TupleVal else [result]
     if reentrant and any(type(o) is TensorVal and not o.fake.requires_grad and o.fake.dtype.is_floating_point
                          for o in outputs):

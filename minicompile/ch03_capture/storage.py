@@ -18,13 +18,12 @@ from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import present
 from ..ch02_guards.sources import CallSource
 from .tracer import Tracer, guard, unsupported
-from .values import TensorVal
 from .wrap import part
 
 
 def inputs_around(tx: Tracer, fake) -> list:
     """The inputs that share memory with `fake`."""
-    return [v for v in tx.tracked.values() if type(v) is TensorVal and storage_key(v.fake) == storage_key(fake)]
+    return tx.tensors.in_memory.get(storage_key(fake), [])
 
 
 def guard_place(tx: Tracer, fake) -> None:
@@ -77,7 +76,7 @@ def guard_not_a_view(tx: Tracer, written, reason: str = "a gradient is written t
     """The contents of `written`, a fake with a gradient, were changed. If it belongs to an input of the graph that is a view of another
     tensor, eager has that tensor to think of, too, and may refuse: it was one of several views that one operator gave, was made with
     gradients off, or shows a leaf. And a leaf that is a view is none any more. The fake does not know: a break."""
-    value = tx.tensor_of_fake.get(id(written if written._base is None else written._base))
+    value = tx.tensors.of_fake.get(id(written if written._base is None else written._base))
     if value is None or value.real is None:
         return
     if value.real._is_view():

@@ -27,9 +27,9 @@ from ..ch01_graphs.graph import known_history
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import class_lookup
 from ..ch02_guards.sources import AttrSource, CallSource
-from ..errors import Unsupported
+from ..errors import Unsupported, marked
 from .storage import STRIDED, check_strided, guard_not_a_view, guard_place, guard_strides, guard_views, taken_without_gradients
-from .tracer import Tracer, call, guard, location, step_of, unsupported
+from .tracer import Tracer, call, guard, location, say_where, step_of, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, ListVal, MISSING, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal,
     TensorVal, TupleVal, as_number, boolean, const, describe, user_error)
@@ -119,16 +119,16 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
     if name in STRIDED:
         check_strided(tx, name, fakes[0], result, len(fx_args) + len(fx_kwargs) > 3 or "scatter" in name)
     changed = before != [f._version for f in fakes]
-    if tx.made_in_inference:
+    if tx.tensors.made_in_inference:
         check_inference(tx, name, [f for f, version in zip(fakes, before) if f._version != version], fakes, result)
     for fake, version in zip(fakes, before):
         if fake._version != version and (torch.is_grad_enabled() or fake._is_view() and fake.requires_grad):
             guard_views(tx, fake)
     if not changed and not holds_tensor(result) and result is not None:
         return wrap_constant(tx, result)
-    if not changed and isinstance(result, FakeTensor) and id(result) in tx.tensor_of_fake:
+    if not changed and isinstance(result, FakeTensor) and id(result) in tx.tensors.of_fake:
         # `contiguous()` of a contiguous tensor: nothing to do
-        return tx.tensor_of_fake[id(result)]
+        return tx.tensors.of_fake[id(result)]
     if isinstance(result, FakeTensor) and result.dim() == 0 and not changed:
         if (real := from_constants(target, args, kwargs)) is not None and real.dtype == result.dtype:
             node = tx.graph.call_function(torch.tensor, (real.item(),), {"dtype": real.dtype})
@@ -230,7 +230,7 @@ def held_by(tensor: torch.Tensor, number: float) -> float:
 # %%
 def run_fake(tx, op, target, args, kwargs):
     try:
-        with tx.fake_mode, torch._C.DisableTorchFunction():
+        with tx.tensors.mode, torch._C.DisableTorchFunction():
             if op == "call_method":
                 return with_symbols(getattr(args[0], target), *args[1:], **kwargs)
             return with_symbols(target, *args, **kwargs)
@@ -239,15 +239,14 @@ def run_fake(tx, op, target, args, kwargs):
     except Exception as error:
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         first = (str(error).splitlines() or [""])[0]
-        tx.failed = True
-        unsupported(tx, f"{name} raised {type(error).__name__}: {first}")
+        raise marked(say_where(tx, Unsupported(f"{name} raised {type(error).__name__}: {first}")), failed=True)
 
 
 def check_inference(tx, name, written, fakes, result) -> None:
     """What was made under `inference_mode()` is not written outside of it, nor saved for a derivative. Fakes do not know that they stand
     for such tensors; these operations are eager's."""
-    if any(storage_key(f) in tx.made_in_inference for f in written) or any(storage_key(f) in tx.made_in_inference for f in fakes) and any(
-            isinstance(r, torch.Tensor) and r.requires_grad for r in pytree.tree_leaves(result)):
+    saved = fakes if any(isinstance(r, torch.Tensor) and r.requires_grad for r in pytree.tree_leaves(result)) else []
+    if any(storage_key(f) in tx.tensors.made_in_inference for f in (*written, *saved)):
         unsupported(tx, f"{name} of an inference tensor, outside of inference_mode()")
 
 
@@ -259,8 +258,8 @@ def holds_tensor(result) -> bool:
 
 def finish_node(tx, node, result):
     node.meta.update(val=result, location=location(tx), origins=(), born=next(BIRTHS))
-    if tx.region:
-        node.meta["recompute"] = tx.region
+    if tx.effects.region:
+        node.meta["recompute"] = tx.effects.region
 
 
 def wrap_result(tx, node, result) -> AbstractValue:
@@ -268,7 +267,7 @@ def wrap_result(tx, node, result) -> AbstractValue:
     if isinstance(result, torch.Tensor):
         if not isinstance(result, FakeTensor):
             unsupported(tx, f"{node.target} made a real tensor while tracing")
-        return tx.tensor_of_fake.setdefault(id(result), TensorVal(node=node, fake=result))
+        return tx.tensors.of_fake.setdefault(id(result), TensorVal(node=node, fake=result))
     if is_symbolic(result):
         known = result.node
         return SymVal(node=node, sym=result) if known.is_symbolic() else const(known.hint)
@@ -332,7 +331,7 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
     if name in METADATA:
         return wrap_constant(tx, getattr(fake, name))
     if name == "data":                 # the same memory with a version counter of its own
-        for value in tx.tensor_of_fake.values():
+        for value in tx.tensors.of_fake.values():
             if storage_key(value.fake) == storage_key(tensor.fake):
                 value.number, value.updates = None, ((), -1)
     if name in VIEW_ATTRIBUTES or name == "data":
@@ -428,10 +427,11 @@ def size_node(tx, tensor, dim, size) -> AbstractValue:
     """A symbolic size as a node of the graph, one per tensor and dimension."""
     if isinstance(size.node.expr, int):
         return const(size.node.expr)
-    if (tensor.node, dim) not in tx.size_nodes:
+    known, key = tx.symbols.nodes, (tx.graph, tensor.node, dim)
+    if key not in known:
         node = tx.graph.call_function(torch.ops.aten.sym_size.int, (node_here(tx, tensor.node), dim))
-        tx.size_nodes[tensor.node, dim] = wrap_result(tx, node, size)
-    return tx.size_nodes[tensor.node, dim]
+        known[key] = wrap_result(tx, node, size)
+    return known[key]
 
 
 # %% [markdown]

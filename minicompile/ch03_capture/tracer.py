@@ -11,16 +11,16 @@
 # adds a handler: what it has to remember gets a field here.
 #
 # Take `self.calls += 1; return self.norm(x)`. Reading `self.calls` adds a guard to `guards`; that this object was
-# met, and which value stands for it, is in `tracked`, so that a second path to it finds the same value. The
+# met, and which value stands for it, is in `objects`, so that a second path to it finds the same value. The
 # addition is done at once, on a constant. The write goes to `effects`. `self.norm` is a call that is inlined, so
-# `frames` has two entries for a while, and `x` becomes a placeholder of `graph`, with an entry in `inputs` that
-# says where the compiled function will find it. `keep` holds objects that only this trace knows: most of these
-# dictionaries are by `id`, and an object that died would leave its number to another one.
+# `frames` has two entries for a while, and `x` becomes a placeholder of `graph`, with an entry in `tensors` that
+# says where the compiled function will find it.
 #
-# What belongs to sizes and numbers that may vary has a class of its own, `Symbols`.
+# What belongs together has a record of its own. That of classes, `Classes`, is in `values.py`, where classes are searched.
 
 # %%
 import bisect
+import collections
 import functools
 import inspect
 import sys
@@ -31,74 +31,90 @@ from typing import Any, Callable
 import torch
 
 from .. import marks
-from ..ch01_graphs.graph import Location
+from ..ch01_graphs.fake import FakeMode
+from ..ch01_graphs.graph import Graph, Location
 from ..ch01_graphs.shapes import ShapeEnv
 from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.sources import AttrSource, ConstantSource, GlobalsSource, InstanceDictSource, Source
 from ..errors import SkipFrame, Unsupported
 from .effects import Effects
-from .values import ObjVal, Table, AbstractValue, interprets, user_error
+from .values import AbstractValue, Classes, ObjVal, Table, interprets, user_error
 
 PYTHON = sys.version_info[:2]
 
 
 @dataclass(eq=False)
+class Tensors:
+    """mode: under which operations on fakes run. inputs: placeholder of the graph -> the object that it was made for; of_fake: id of a
+    fake -> its value; in_memory: key of a storage -> values of the inputs that lie there; made_in_inference: keys of those whose
+    inputs were made in inference mode, where the program is not in it."""
+    mode: FakeMode = field(default_factory=FakeMode)
+    inputs: dict = field(default_factory=dict)
+    of_fake: dict = field(default_factory=dict)
+    in_memory: dict = field(default_factory=lambda: collections.defaultdict(list))
+    made_in_inference: set[int] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class Objects:
+    """What the trace has met. tracked: id of an object -> the value that stands for it; keep: objects that only the trace knows, and
+    whose ids another one would get if they died; constants: id -> (index in `__K`, object); identities: what `id()` gives; unseen:
+    source of a constant -> its class and where it was found, or None once it was looked at."""
+    tracked: dict = field(default_factory=dict)
+    keep: list = field(default_factory=list)
+    constants: dict = field(default_factory=dict)
+    identities: dict = field(default_factory=dict)
+    unseen: dict = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Globals:
+    """Namespaces, by id. root: that of the outermost frame; sources: where others are read; written: the values that stand for those
+    that are written to; read: (id of a holder, name) -> the value, and the holder (`read_once`)."""
+    root: dict
+    sources: dict = field(default_factory=dict)
+    written: dict = field(default_factory=dict)
+    read: dict = field(default_factory=dict)
+
+
+@dataclass(eq=False)
 class Symbols:
     """What may be another number at the next call. env: the questions that were asked about symbols; by_size: size ->
-    (symbol, its source); sources: name -> source; numbers: source -> value of a Python number; marked: (source, dim,
-    size) of dimensions that the user marked; counters: number -> (its symbol, sources of the tensors); results: what
-    was computed from symbolic floats, by operation and operands."""
+    (symbol, its source); sources: name -> source; nodes: (graph, node of a tensor, dim) -> its symbolic size; numbers: source -> value
+    of a Python number; marked: (source, dim, size) of dimensions that the user marked; counters: number -> (its symbol, sources of the
+    tensors); results: what was computed from symbolic floats, by operation and operands; assumptions: (tensor that says whether this one
+    and all before it hold, location, birth, jump) of each `raise` that was left aside."""
     env: ShapeEnv = field(default_factory=ShapeEnv)
     by_size: dict = field(default_factory=dict)
     sources: dict = field(default_factory=dict)
+    nodes: dict = field(default_factory=dict)
     numbers: dict = field(default_factory=dict)
     marked: list = field(default_factory=list)
     counters: dict = field(default_factory=dict)
     results: dict = field(default_factory=dict)
+    assumptions: list = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class Tracer:
-    """One capture. `steps` counts the instructions executed in the outermost frame; `stop_at` ends the
-    trace there."""
-    graph: torch.fx.Graph
-    fake_mode: Any
-    guards: GuardSet
+    """One capture. The trace ends in front of the outermost frame's instruction number `stop_at`, counted as they are executed."""
+    options: Any                                     # CaptureOptions
+    globals: Globals
     stop_at: int | None = None
-    inputs: list = field(default_factory=list)       # (source, object) of each placeholder
-    tracked: dict = field(default_factory=dict)
-    keep: list = field(default_factory=list)
-    constants: dict = field(default_factory=dict)    # id -> (index in `__K`, object)
+    graph: Graph = field(default_factory=Graph)
+    outer: Graph | None = None                       # the graph around `graph`, where that is of a backward (`regions.py`)
+    lifted: dict = field(default_factory=dict)       # its nodes that are read here -> their placeholders
+    guards: GuardSet = field(default_factory=GuardSet)
+    tensors: Tensors = field(default_factory=Tensors)
+    objects: Objects = field(default_factory=Objects)
+    classes: Classes = field(default_factory=Classes)
     effects: Effects = field(default_factory=Effects)
-    tensor_of_fake: dict = field(default_factory=dict)
-    frames: list = field(default_factory=list)
-    contexts: list = field(default_factory=list)
-    generators: list = field(default_factory=list)       # those that have begun
-    root_globals: dict = None
-    namespaces: dict = field(default_factory=dict)       # id of a namespace -> its source
-    globals: dict = field(default_factory=dict)          # id of a namespace -> the value that stands for it, if written to
-    read: dict = field(default_factory=dict)         # `read_once`: (id of a holder, name) -> the value, and the holder
-    unseen: dict = field(default_factory=dict)       # source of a constant -> its class and where it was found; None once it was looked at
-    options: Any = None                              # CaptureOptions
-    told: bool = False                               # the program was told that it is being compiled
-    failed: bool = False                             # a tensor operation raised
     symbols: Symbols = field(default_factory=Symbols)
-    size_nodes: dict = field(default_factory=dict)
-    outer: torch.fx.Graph | None = None
-    memories: tuple = (-1, None)                     # the number of objects met so far, and of tensors in each memory
-    lifted: dict = field(default_factory=dict)
-    inference: bool = False
-    made_in_inference: set[int] = field(default_factory=set)         # the memory of inputs that were, where this is not
-    region: int = 0
-    made_classes: dict = field(default_factory=dict)
-    class_data: set = field(default_factory=set)     # (class, name) of data in classes that is guarded by itself, where it is read
-    told_apart: set = field(default_factory=set)
-    identities: dict = field(default_factory=dict)
-    assumptions: list = field(default_factory=list)  # (tensor, location, birth, jump) of each `raise` that was left aside
-    right: Any = None                                # the tensor that says whether all of them hold
+    frames: list = field(default_factory=list)       # the calls that are being interpreted, outermost first
+    contexts: list = field(default_factory=list)     # the context managers that the program is in
     path: list = field(default_factory=list)         # of the outermost frame: (position, births until then)
-    steps: int = 0
-    ops: int = 0
+    ops: int = 0                                     # instructions interpreted, in all frames
+    told: bool = False                               # the program was told that it is being compiled
 
 
 # %% [markdown]
@@ -196,7 +212,7 @@ def guard(tx: Tracer, source: Source | None, kind: str, expected=None):
 
 
 def constant_source(tx: Tracer, real) -> ConstantSource:
-    index, _ = tx.constants.setdefault(id(real), (len(tx.constants), real))
+    index, _ = tx.objects.constants.setdefault(id(real), (len(tx.objects.constants), real))
     return ConstantSource.of(index, real)
 
 
@@ -216,22 +232,22 @@ def module_of(namespace: dict) -> types.ModuleType | None:
 def globals_of(tx: Tracer, namespace: dict) -> Source:
     """Where a namespace is read."""
     module = module_of(namespace)
-    if namespace is tx.root_globals:
+    if namespace is tx.globals.root:
         if module is None:
             return GlobalsSource()
         tx.guards.add(None, "GLOBALS", module, location(tx))
     if module is not None:
         return InstanceDictSource(constant_source(tx, module))
-    return tx.namespaces.get(id(namespace)) or constant_source(tx, namespace)
+    return tx.globals.sources.get(id(namespace)) or constant_source(tx, namespace)
 
 
 def enter_namespace(tx: Tracer, function: types.FunctionType, source: Source | None):
     """`function` is inlined. source: where it is read if it may be another one next time."""
     namespace = function.__globals__
-    if namespace is not tx.root_globals:
+    if namespace is not tx.globals.root:
         if module_of(namespace) is None:
             at = constant_source(tx, function) if source is None else source
-            tx.namespaces[id(namespace)] = AttrSource(at, "__globals__")
+            tx.globals.sources[id(namespace)] = AttrSource(at, "__globals__")
     elif source is not None:
         guard(tx, source, "GLOBALS")
     else:
@@ -240,26 +256,26 @@ def enter_namespace(tx: Tracer, function: types.FunctionType, source: Source | N
 
 def writable_globals(tx: Tracer, namespace: dict) -> ObjVal:
     """What stands for a namespace; `attrs` is what the program writes there."""
-    if id(namespace) not in tx.globals:
-        source = GlobalsSource() if namespace is tx.root_globals else globals_of(tx, namespace)
-        tx.globals[id(namespace)] = ObjVal(real=namespace, cls=types.ModuleType, source=source)
-    return tx.globals[id(namespace)]
+    if id(namespace) not in tx.globals.written:
+        source = GlobalsSource() if namespace is tx.globals.root else globals_of(tx, namespace)
+        tx.globals.written[id(namespace)] = ObjVal(real=namespace, cls=types.ModuleType, source=source)
+    return tx.globals.written[id(namespace)]
 
 
 def read_once(tx: Tracer, holder, name: str, read: Callable[[], AbstractValue]) -> AbstractValue:
     """What `read()` gives for a global variable, or for an attribute of a Python module, that the trace has not written to. Loops read the
     same few again and again, and one guard is enough. holder: a namespace or a module."""
-    found, _ = tx.read.get((id(holder), name), (None, None))
+    found, _ = tx.globals.read.get((id(holder), name), (None, None))
     if found is None:
         found = read()
         if type(found) is ObjVal:                        # a constant is made anew
-            tx.read[id(holder), name] = found, holder
+            tx.globals.read[id(holder), name] = found, holder
     return found
 
 
 def written_global(tx: Tracer, namespace: dict, name: str):
     """What the program wrote to a global variable (DELETED if it deleted it), or None."""
-    value = tx.globals.get(id(namespace))
+    value = tx.globals.written.get(id(namespace))
     return value and value.attrs.get(name)
 
 

@@ -590,10 +590,18 @@ class user_errors:
 # at again only after some class has changed (`stable.py` in chapter 2).
 
 # %%
-# The searches of the captures in progress: (class, name) -> what was found. And the classes of objects that
-# the program asked to tell apart: by `is`, `id`, or as keys
-class_reads: list = [{}]
-told_apart: list = [set()]
+@dataclass(eq=False)
+class Classes:
+    """What a trace asks of classes. found: (class, name) -> what a search found; data: (class, name) of data that is guarded by itself,
+    where it is read; told_apart: classes of objects that the program asked to tell apart: by `is`, `id`, or as keys; made: those
+    that the trace has made."""
+    found: dict = field(default_factory=dict)
+    data: set = field(default_factory=set)
+    told_apart: set = field(default_factory=set)
+    made: set = field(default_factory=set)
+
+
+captures: list = [Classes()]         # in progress
 
 
 def lookup(cls: type, name: str):
@@ -601,7 +609,7 @@ def lookup(cls: type, name: str):
     the answer."""
     found = class_lookup(cls, name)
     if cls.__flags__ & HEAP_TYPE:
-        class_reads[-1][cls, name] = found
+        captures[-1].found[cls, name] = found
     return found
 
 

@@ -37,7 +37,7 @@ from .tracer import Tracer, call, constant_source, guard, location, unsupported
 from .values import (
     AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, ExcVal, FuncVal, Identity, Lazy, ListVal,
     MethodName, MethodVal, NEW, NUMBERS, NotConstant, ObjVal, PartialVal, SINGLETONS, SetVal, SliceVal, SymVal, Table, TensorVal,
-    TupleVal, const, describe, is_plain_tuple, like, native_new, python_method, told_apart, unseen, user_error)
+    TupleVal, const, describe, is_plain_tuple, like, native_new, python_method, captures, unseen, user_error)
 
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
                types.MethodDescriptorType,
@@ -65,7 +65,7 @@ def wrap(tx: Tracer, real, source: Source | None = None) -> AbstractValue:
                 return wait(tx, real, source)
             guard(tx, source, "CONSTANT_MATCH", real)
         return const(real)
-    known = tx.tracked.get(id(real))
+    known = tx.objects.tracked.get(id(real))
     if known is not None:
         if source is not None and is_fixed(real):
             guard_identity(tx, real, source)
@@ -77,19 +77,19 @@ def wrap(tx: Tracer, real, source: Source | None = None) -> AbstractValue:
                 guard(tx, found[0], "ID_MATCH", real)
         return known
     value = build(tx, real, kind, source)
-    tx.tracked[id(real)] = value
-    tx.keep.append(real)
+    tx.objects.tracked[id(real)] = value
+    tx.objects.keep.append(real)
     return value
 
 
 def wait(tx: Tracer, real, source: Source) -> Const:
     """The constant found at `source`, which is guarded by value once somebody looks at that."""
-    if tx.unseen.setdefault(source, (type(real), location(tx))) is None:
+    if tx.objects.unseen.setdefault(source, (type(real), location(tx))) is None:
         return const(real)
 
     def look(trace=weakref.ref(tx)):                     # a trace that led back to itself would keep the program's objects for a while
         if (tx := trace()) is not None:
-            tx.unseen[source] = None
+            tx.objects.unseen[source] = None
             guard(tx, source, "CONSTANT_MATCH", real)
         return real
     return unseen(type(real), look, source)
@@ -97,7 +97,7 @@ def wait(tx: Tracer, real, source: Source) -> Const:
 
 def guard_unseen(tx: Tracer):
     """The trace is over: of what nobody looked at the class is guarded."""
-    for source, known in tx.unseen.items():
+    for source, known in tx.objects.unseen.items():
         if known is not None:
             tx.guards.add(source, "TYPE_MATCH", *known)
 
@@ -475,7 +475,7 @@ def key_of(tx, value: AbstractValue, among=()):
         inside = [part for key in among if type(key) is tuple for part in key]
         return tuple(key_of(tx, realize(tx, item), inside) for item in value.items)
     if type(value) in (ObjVal, TensorVal) and value.real is not None and value.real is not NEW:
-        told_apart[-1].add(value.cls)
+        captures[-1].told_apart.add(value.cls)
         return key_of_real(tx, value.real)
     if type(value) is SetVal and value.cls is frozenset:
         return frozenset(value.items)
@@ -515,7 +515,7 @@ def identified(key) -> list:
 
 
 def source_of(tx, real) -> Source | None:
-    return tx.tracked[id(real)].source if id(real) in tx.tracked else None
+    return tx.objects.tracked[id(real)].source if id(real) in tx.objects.tracked else None
 
 
 def keyed(tx, values) -> dict:

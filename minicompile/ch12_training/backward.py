@@ -120,7 +120,7 @@ def to_be_kept(found, leaves, tangents):
 
 # %% tags=["exercise:find-leaves"]
 def leaves_of(tx: Tracer, outputs: list[TensorVal]) -> list[TensorVal]:
-    """The leaves from which `outputs` were computed, in the order in which the trace met them (`tx.tensor_of_fake`). The graph breaks
+    """The leaves from which `outputs` were computed, in the order in which the trace met them (`tx.tensors.of_fake`). The graph breaks
     where the history goes on outside of the trace, and at a leaf that the trace does not know."""
     found = set()
     for node in history_of([o.fake for o in outputs]):
@@ -129,7 +129,7 @@ def leaves_of(tx: Tracer, outputs: list[TensorVal]) -> list[TensorVal]:
             unsupported(tx, "backward() into a tensor that was computed before the compiled function was called")
         if kind == "AccumulateGrad":
             found.add(id(node.variable))
-    leaves = [value for key, value in tx.tensor_of_fake.items() if key in found]
+    leaves = [value for key, value in tx.tensors.of_fake.items() if key in found]
     if len(leaves) < len(found):
         unsupported(tx, "backward() into a leaf that the trace does not know")
     return leaves

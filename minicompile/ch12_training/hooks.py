@@ -134,7 +134,7 @@ def register_hook(tx: Tracer, self: TensorVal, hook: AbstractValue) -> AbstractV
             unsupported(tx, "a hook on a tensor that was computed before the compiled function was called")
         point = cross(tx, [self], of_module=False)
         self.node, self.fake = point.after[0].node, point.after[0].fake
-        point.after[0] = tx.tensor_of_fake[id(self.fake)] = self
+        point.after[0] = tx.tensors.of_fake[id(self.fake)] = self
     return register(tx, point, hook)
 
 

@@ -183,11 +183,8 @@ def can_be_read(tx: Tracer, tensor: TensorVal, version: int) -> bool:
 
 
 def is_alone(tx: Tracer, fake: torch.Tensor) -> bool:
-    """Whether no other tensor that came in has its memory. There are as many questions as counters, so the answers are kept."""
-    if tx.memories[0] != len(tx.tracked):
-        found = dict.fromkeys([v for v in tx.tracked.values() if type(v) is TensorVal])
-        tx.memories = len(tx.tracked), collections.Counter(storage_key(v.fake) for v in found)
-    return tx.memories[1][storage_key(fake)] == 1
+    """Whether no other tensor that came in has its memory."""
+    return len(tx.tensors.in_memory[storage_key(fake)]) == 1
 
 
 # %% [markdown]
@@ -203,7 +200,7 @@ def is_alone(tx: Tracer, fake: torch.Tensor) -> bool:
 # it makes is there when it is interpreted. The first version then is the one for all steps.
 #
 # Only what nobody can see may happen while compiling. The program must not have looked at the state before, or the
-# trace would have been told that there is none (`tx.tracked` knows all that it has met). Nor may it have changed
+# trace would have been told that there is none (`tx.objects.tracked` knows all that it has met). Nor may it have changed
 # what the state is made from. And if the step is not taken after all, because the compilation fails or the call ends in
 # an exception, what was made is taken back (`Effects.undo`).
 
@@ -246,15 +243,15 @@ def make_state(tx: Tracer, optimizer: ObjVal, init_group, lists: int) -> None:
 def can_make_state(tx: Tracer, optimizer: ObjVal) -> bool:
     real = optimizer.real
     table, groups = getattr(real, "state", None), getattr(real, "param_groups", None)
-    seen = optimizer.attrs.keys() & {"state", "param_groups"} or id(table) in tx.tracked or changed(tx, groups) or any(
+    seen = optimizer.attrs.keys() & {"state", "param_groups"} or id(table) in tx.objects.tracked or changed(tx, groups) or any(
         changed(tx, group) or changed(tx, group["params"]) for group in groups or ())
-    elsewhere = tx.inference or torch._C._len_torch_function_stack() or any(c.kind == "device" for c in tx.contexts)
+    elsewhere = tx.options.inference or torch._C._len_torch_function_stack() or any(c.kind == "device" for c in tx.contexts)
     return type(table) is collections.defaultdict and not seen and not elsewhere and not any(g.get("differentiable") for g in groups)
 
 
 def gradient_to_be(tx: Tracer, p: torch.Tensor) -> torch.Tensor | None:
     """A tensor like the gradient that `p` has in the trace; its numbers do not matter."""
-    leaf = tx.tracked.get(id(p))
+    leaf = tx.objects.tracked.get(id(p))
     if leaf not in tx.effects.gradients:
         return p.grad
     gradient = tx.effects.gradients[leaf]

@@ -48,7 +48,7 @@ from ..subscripts import contains, set_item
 from ..tracer import call, constant_source, guard, location, plain_python, unsupported
 from ..values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NEW, NONE, NotConstant, ObjVal,
-    SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, python_method, told_apart, user_errors)
+    SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, python_method, captures, user_errors)
 from ..wrap import key_of, part, realize, wrap
 from .builtins_ import folded, function_of, refused
 
@@ -216,7 +216,7 @@ def interpreted(module, name):
     def handler(tx, *args, **kwargs):
         python = below_c(module)[name]
         if isinstance(python, type):
-            tx.made_classes[python] = None
+            tx.classes.made.add(python)
         return call(tx, wrap(tx, python), args, kwargs)
     HANDLED[getattr(module, name)] = handler
 
@@ -300,8 +300,7 @@ OBJECT_METHODS.update({"__reduce_ex__": reduce_object, "__getstate__": state_of_
 @method(TensorVal, "__deepcopy__")
 def copy_tensor(tx, tensor, memo):
     fake, source = tensor.fake, tensor.source
-    memory = const(Identity(tx.identities.setdefault(("memory", storage_key(fake)),
-                                                           len(tx.identities) + 1)))
+    memory = identity(tx, ("memory", storage_key(fake)))
     if tensor.cls is not torch.Tensor or fake.requires_grad or contains(tx, memo, memory) or \
             tensor.real is not None and (vars(tensor.real) or tensor.real.grad is not None):
         unsupported(tx, "copy.deepcopy() of a tensor with gradient or attributes, or beside a view of it")
@@ -327,9 +326,13 @@ def identity_of(tx, value):
     if type(value) is Const and type(value.value) not in (type(None), bool, str):
         unsupported(tx, "id() of a constant")
     key = (type(value.value), value.value) if type(value) is Const else id(value)
-    told_apart[-1].add(value.cls)
-    tx.keep.append(value)
-    return const(Identity(tx.identities.setdefault(key, len(tx.identities) + 1)))
+    captures[-1].told_apart.add(value.cls)
+    tx.objects.keep.append(value)
+    return identity(tx, key)
+
+
+def identity(tx, key) -> Const:
+    return const(Identity(tx.objects.identities.setdefault(key, len(tx.objects.identities) + 1)))
 
 
 HANDLED[_thread.get_ident] = lambda tx: const(Identity(0))

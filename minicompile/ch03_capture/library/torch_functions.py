@@ -89,7 +89,7 @@ for _function in (
 # %%
 HANDLED.update({
     torch._C._log_api_usage_once: constant_answer(None),
-    torch.is_inference_mode_enabled: lambda tx: boolean(tx.inference),
+    torch.is_inference_mode_enabled: lambda tx: boolean(tx.options.inference),
     torch.is_tensor: lambda tx, value: boolean(type(value) is TensorVal),
     torch.jit.annotate: lambda tx, the_type, the_value: the_value,
     torch.compiler.cudagraph_mark_step_begin: constant_answer(None),         # outputs are never overwritten (chapter 11)
