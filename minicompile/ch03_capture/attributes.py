@@ -26,7 +26,7 @@ from .interpreter import unless_raised
 from .tensors import set_gradient, tensor_attribute
 from .tracer import PYTHON, Tracer, call, constant_source, guard, read_once, unsupported, written_global
 from .values import (
-    AbstractValue, CONSTANT_TYPES, Const, DELETED, DictVal, ExcVal, FuncVal, ListVal, MISSING, MethodName, MethodVal, NEW, NONE, NUMBERS,
+    AbstractValue, CONSTANT_TYPES, Const, DELETED, DictVal, ExcVal, FuncVal, ListVal, MISSING, MethodName, MethodVal, NONE, NUMBERS,
     ObjVal, PartialVal, SetVal, SymVal, Table, TensorVal, TupleVal, UserError, const, describe, is_class, lookup, python_method, user_error)
 from .wrap import entries, part, realize, wrap
 
@@ -155,15 +155,15 @@ def instance_attribute(tx, obj, name, found):
     if is_property(found):
         return bind_attribute(tx, obj, name, found)
     if kind in (types.MemberDescriptorType, types.GetSetDescriptorType) and name != "__dict__":
-        if real is NEW or not hasattr(real, name):
+        if real is None or not hasattr(real, name):
             guard(tx, obj.source, "NO_ATTR", name)
             empty_slot(obj.cls, name)
         return wrap(tx, getattr(real, name), at)
-    if name == "__dict__" and (obj.cls.__dictoffset__ if real is NEW else hasattr(real, "__dict__")):
+    if name == "__dict__" and (obj.cls.__dictoffset__ if real is None else hasattr(real, "__dict__")):
         return instance_dict(tx, obj)
     if found is not MISSING and python_method(kind, "__set__"):
         return bind_attribute(tx, obj, name, found, at)
-    fields = getattr(real, "__dict__", None) if real is not NEW else None
+    fields = getattr(real, "__dict__", None)
     if fields is not None and name in fields:
         # Cheaper to read than through __getattr__
         slow = isinstance(real, torch.nn.Module) or type(real).__getattribute__ is not object.__getattribute__
@@ -185,10 +185,10 @@ def instance_attribute(tx, obj, name, found):
     if fallback is torch.nn.Module.__getattr__:
         return module_child(tx, obj, name)
     if fallback is not MISSING:
-        if real is not NEW and obj.source is not None and hasattr(real, "__dict__"):
+        if real is not None and obj.source is not None and hasattr(real, "__dict__"):
             guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)
         return call(tx, wrap(tx, fallback), [obj, const(name)])
-    if real is not NEW:
+    if real is not None:
         guard(tx, obj.source, "NO_ATTR", name)
     no_attribute(obj.cls, name)
 
@@ -238,7 +238,7 @@ def bind_attribute(tx, obj, name, found, at=None):
     if getter := python_method(kind, "__get__"):
         return call(tx, wrap(tx, getter), [part_of_class(tx, cls, name, found), obj, wrap(tx, cls)])
     if hasattr(kind, "__get__"):             # a method made by Cython or pybind11
-        if obj.real is NEW or obj.attrs:
+        if obj.real is None or obj.attrs:
             unsupported(tx, f"the attribute {name} of {describe(obj)}, made by {kind.__name__}")
         return wrap(tx, getattr(obj.real, name), at)
     if at is not None and not isinstance(at.base, ConstantSource):
@@ -249,7 +249,7 @@ def bind_attribute(tx, obj, name, found, at=None):
 def instance_dict(tx, obj):
     """vars(obj): a dictionary of its attributes, made when somebody asks for it and kept up to date."""
     items = {}
-    if obj.real is not NEW:
+    if obj.real is not None:
         whole = wrap(tx, obj.real.__dict__, part(InstanceDictSource, obj.source))
         items = entries(tx, whole).copy()
     for key, v in obj.attrs.items():
@@ -268,7 +268,7 @@ def store_in_dict(tx, obj, key, value):
     if type(obj) is not ObjVal or hasattr(type(lookup(obj.cls, name)), "__set__") or \
             issubclass(obj.cls, torch.nn.Module) and issubclass(kind, (torch.nn.Module, torch.nn.Parameter)):
         unsupported(tx, f"writing {name} into the __dict__ of {describe(obj)}")
-    if value is None and (obj.real is NEW or name not in obj.real.__dict__):
+    if value is None and (obj.real is None or name not in obj.real.__dict__):
         del obj.attrs[name]
     else:
         obj.attrs[name] = DELETED if value is None else value
@@ -284,7 +284,7 @@ def store_in_dict(tx, obj, key, value):
 
 # %%
 def module_child(tx, obj, name):
-    if obj.real is NEW:
+    if obj.real is None:
         for kind in CHILD_DICTS:
             if kind in obj.attrs and name in obj.attrs[kind].items:
                 return realize(tx, obj.attrs[kind].items[name][1])
@@ -569,7 +569,7 @@ def store_attribute(tx, obj, name, value):
         unsupported(tx, f"the descriptor {name} of {obj.cls.__name__}")
     if name in ("__class__", "__dict__"):
         unsupported(tx, f"assigning {name}")
-    own = name in obj.attrs or obj.real is not NEW and (
+    own = name in obj.attrs or obj.real is not None and (
         type(found) is types.MemberDescriptorType or name in getattr(obj.real, "__dict__", ()))
     if value is None and not (own and has_attribute(tx, obj, name)):
         if type(found) is types.MemberDescriptorType:
@@ -577,9 +577,9 @@ def store_attribute(tx, obj, name, value):
         no_attribute(obj.cls, name, "")
     if found is MISSING and not obj.cls.__dictoffset__ and value is not None and obj.cls is not object:
         no_attribute(obj.cls, name, SLOTS_ONLY)
-    if value is None and found is not MISSING and type(found) is not types.MemberDescriptorType and obj.real is not NEW:
+    if value is None and found is not MISSING and type(found) is not types.MemberDescriptorType and obj.real is not None:
         unsupported(tx, f"deleting {name} of {describe(obj)}, whose class has it, too")          # at the next call, the object may not
-    if value is None and obj.real is NEW:
+    if value is None and obj.real is None:
         obj.attrs.pop(name)
     else:
         obj.attrs[name] = DELETED if value is None else value
@@ -591,7 +591,7 @@ def store_attribute(tx, obj, name, value):
 def set_module_attribute(tx, obj, name, value):
     """nn.Module.__setattr__ sorts values into three dictionaries. A buffer is an item of its dictionary, which may be asked for its keys;
     replacing a parameter or a child changes the structure that guards describe."""
-    fields = {} if obj.real is NEW else obj.real.__dict__
+    fields = {} if obj.real is None else obj.real.__dict__
     if "_parameters" not in fields:
         return set_new_module_attribute(tx, obj, name, value)
     structural = name in fields["_parameters"] or name in fields["_modules"]

@@ -34,10 +34,10 @@ from .interpreter import inline
 from .methods import call_handler, call_method
 from .operations import emit_float, fold, scalar_of
 from .tensors import call_graph_function, is_graph_function
-from .tracer import CALLS, Tracer, call, constant_source, enter_namespace, is_library, location, plain_python, unsupported
+from .tracer import CALLS, Tracer, answer, call, constant_source, enter_namespace, is_library, location, plain_python, unsupported
 from .values import (
     AbstractValue, BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MISSING, MethodName,
-    MethodVal, NEW, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, boolean, const, describe, is_class, lookup,
+    MethodVal, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, boolean, const, describe, is_class, lookup,
     python_method, user_error, user_errors)
 from .wrap import as_python, dict_contents, entries, guard_keys, is_made_per_call, part, wrap
 
@@ -100,7 +100,7 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
         return call_module(tx, function, args, kwargs)
     if method := python_method(function.cls, "__call__"):
         return call(tx, wrap(tx, method), [function, *args], kwargs)
-    if (getattr(real, "__module__", None) or kind.__module__).split(".")[0] == "numpy" and real is not NEW:
+    if (getattr(real, "__module__", None) or kind.__module__).split(".")[0] == "numpy" and real is not None:
         return call_numpy(tx, real, args, kwargs)
     if lookup(function.cls, "__call__") is MISSING:
         user_error(TypeError, f"'{function.cls.__name__}' object is not callable")
@@ -174,9 +174,7 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue
     if is_refused_module(real.__module__ or ""):
         unsupported(tx, f"a call of {real.__module__}.{real.__qualname__}")
     if code is DISPATCH and is_class(args[0]):         # what it looks up is in weak dictionaries
-        found = real(args[0].real)
-        tx.guards.add(None, "ANSWER", (real, (args[0].real,), found), location(tx))
-        return wrap(tx, found)
+        return wrap(tx, answer(tx, real, args[0].real))
     return inline_code(tx, function, args, kwargs)
 
 
@@ -267,7 +265,7 @@ def is_refused_module(name: str) -> bool:
 
 # %%
 def call_module(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
-    fields = {k: v.items for k, v in function.attrs.items() if k in HOOK_DICTS} if function.real is NEW else \
+    fields = {k: v.items for k, v in function.attrs.items() if k in HOOK_DICTS} if function.real is None else \
         function.real.__dict__
     if issubclass(function.cls, torch.jit.ScriptModule):
         unsupported(tx, "a call of a TorchScript module")
@@ -407,7 +405,7 @@ def call_class(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
 # the classes that the trace treats in its own way: context managers, exceptions, and immutable ones such as
 # `torch.device`, whose constructor is called at once if its arguments are constants. A class that derives from
 # `dict` gets a dictionary as its content. A class with a `__new__` in Python is asked, by tracing it. In the plain
-# case, at the end, the object is an `ObjVal` without a real object (`NEW`), and `__init__` is traced with it as
+# case, at the end, the object is an `ObjVal` without a real object, and `__init__` is traced with it as
 # `self`. What this writes are attributes of the value. A class that is made in C, or has no `__dict__`, could hold
 # state that the trace would not see, so it breaks the graph.
 #
@@ -424,7 +422,7 @@ def refuse_finalizer(tx: Tracer, cls):
 
 def refuse_weak(tx: Tracer, *referents):
     made = [value.self if type(value) is MethodVal else value for value in referents]
-    if any(type(value) is ObjVal and value.real is NEW for value in made):
+    if any(type(value) is ObjVal and value.real is None for value in made):
         raise SkipFrame("a weak reference to an object that was made here", location(tx))
 
 
@@ -449,7 +447,7 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
         return HANDLED[dict](tx, *args, **kwargs)
     if issubclass(cls, dict) and new is dict.__new__:
         base = collections.OrderedDict if issubclass(cls, collections.OrderedDict) else dict
-        obj = ObjVal(real=NEW, cls=cls, contents=DictVal(cls=base))
+        obj = ObjVal(cls=cls, contents=DictVal(cls=base))
         call(tx, get_attribute(tx, obj, "__init__"), args, kwargs)
         return obj
     own_new = new.__func__ if type(new) is staticmethod else None
@@ -465,7 +463,7 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     if cls.__dict__.get("__abstractmethods__"):
         with user_errors():
             object.__new__(cls)                  # raises TypeError, in Python's words
-    obj = ObjVal(real=NEW, cls=cls)
+    obj = ObjVal(cls=cls)
     if init is not None:
         call(tx, wrap(tx, init), [obj, *args], kwargs)
     elif args or kwargs:

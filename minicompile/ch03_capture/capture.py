@@ -33,7 +33,7 @@ from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.identity import held
 from ..ch02_guards.sources import ClosureCellSource, LocalSource, ModuleAttrSource, path_of
 from ..errors import SkipFrame, Unsupported, marked
-from . import classes, contexts, control_flow, library, opcodes, opcodes_calls, regions  # noqa: F401 (they fill tables)
+from . import contexts, library, opcodes, opcodes_calls, regions  # noqa: F401 (they fill tables)
 from .contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .binding import SUSPENDS
 from .effects import written_storages
@@ -44,7 +44,7 @@ from .interpreter import Frame, StopTrace, has_cleanup, run
 from .operations import BRANCH_ON_VALUES
 from .tensors import OPERATORS
 from .tracer import Globals, Tracer, location, step_of
-from .values import Lazy, MISSING, NEW, ObjVal, SymVal, TensorVal, UserError, captures, describe
+from .values import Lazy, MISSING, ObjVal, SymVal, TensorVal, UserError, captures, describe
 from .wrap import guard_unseen, is_fixed, realize, wrap
 
 
@@ -277,7 +277,7 @@ def guard_aliasing(tx):
         found.setdefault(value.cls, []).append(value)
     changed = {v.cls for v, _ in tx.effects.changed.values()}
     for cls in changed:
-        objects = [v.real for v in found.get(cls, ()) if type(v) is ObjVal and v.real is not NEW and cls.__dictoffset__]
+        objects = [v.real for v in found.get(cls, ()) if type(v) is ObjVal and v.real is not None and cls.__dictoffset__]
         owned = [object.__getattribute__(o, "__dict__") for o in objects]
         if len(set(map(id, owned))) < len(objects):
             raise SkipFrame("two objects have one __dict__, and one of them is written to")
@@ -376,8 +376,7 @@ def leaves_no_trace(tx, draws: bool = False) -> bool:
             return str(target).startswith(("aten.", "prims."))
         return target not in (enter_autocast, exit_autocast) and id(target) not in marks.IN_GRAPH
 
-    inputs = {storage_key(v.fake) for v in tx.tensors.of_fake.values() if v.real is not None}
-    return not inputs & written_storages(tx) and tx.tensors.mode.draws in (False, draws) and all(
+    return tx.tensors.in_memory.keys().isdisjoint(written_storages(tx)) and tx.tensors.mode.draws in (False, draws) and all(
         harmless(n) for n in tx.graph.nodes if n.op == "call_function")
 
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 
 from ..ch01_graphs.fake import storage_key
 from ..errors import Unsupported
-from .values import BIRTHS, CellVal, DictVal, Lazy, ListVal, NEW, ObjVal, SetVal, AbstractValue, TensorVal, describe, like
+from .values import BIRTHS, CellVal, DictVal, Lazy, ListVal, ObjVal, SetVal, AbstractValue, describe, like
 
 
 @dataclass(eq=False)
@@ -62,7 +62,7 @@ class Effects:
 def touch(tx, value: AbstractValue):
     """`value` is about to change."""
     effects = tx.effects
-    existed = value.real is not None and value.real is not NEW
+    existed = value.real is not None
     if effects.pure_since and (existed or value.born < effects.pure_since):
         raise Unsupported(f"a change of {describe(value)} in code that is not run exactly once")
     if not existed or id(value) in effects.changed:
@@ -175,43 +175,3 @@ def effect_free(tx, what: str):
 def call_later(tx, function, *args: AbstractValue) -> None:
     """Let the epilogue call `function`, which is ours, with `args`."""
     tx.effects.calls.append((function, args))
-
-
-# %% [markdown]
-# Could a call that captures badly be put off until the graph has run? It could if it is the last thing that anybody may notice. In
-# each frame that is being interpreted, what follows it is looked at before it is executed: names, constants, tuples,
-# methods of tensors that the trace has made, and the return. No `try` may wait for an exception, either.
-
-# %%
-QUIET = frozenset("""NOP POP_TOP LOAD_FAST LOAD_FAST_CHECK LOAD_CONST LOAD_METHOD LOAD_ATTR PRECALL CALL
-    BUILD_TUPLE BUILD_LIST BUILD_MAP BUILD_CONST_KEY_MAP""".split())
-QUIET_METHODS = frozenset(("clone", "cpu", "detach", "double", "float", "item", "mean", "sum"))
-
-
-def is_last(tx) -> bool:
-    """Whether nothing is left to do after the call at hand that could notice what it does."""
-    inputs = {storage_key(v.fake) for v in tx.tensors.of_fake.values() if v.real is not None}
-    return not tx.effects.pure_since and all(ends_quietly(frame, inputs) for frame in tx.frames)
-
-
-def ends_quietly(frame, inputs: set) -> bool:
-    """The same for one frame. inputs: keys of storages that are older than the trace."""
-    instructions, methods = frame.decoded.instructions, 0
-    here = instructions[frame.ip - 1].offset
-    if any(entry.start <= here < entry.end for entry in frame.decoded.table):
-        return False
-    for before, i in zip(instructions[frame.ip - 1:], instructions[frame.ip:]):
-        if i.opname in ("RETURN_VALUE", "RETURN_CONST"):
-            return True
-        if i.opname not in QUIET:
-            return False
-        if i.opname in ("LOAD_METHOD", "LOAD_ATTR"):
-            owner = frame.locals.get(before.argval) if before.opname.startswith("LOAD_FAST") else None
-            if type(owner) is not TensorVal or storage_key(owner.fake) in inputs or i.argval not in QUIET_METHODS:
-                return False
-            methods += 1
-        elif i.opname == "CALL":
-            methods -= 1
-            if methods < 0:
-                return False
-    return False

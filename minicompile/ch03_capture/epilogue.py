@@ -38,7 +38,7 @@ from .tensors import finish_node
 from .tracer import Tracer, constant_source, globals_of, location
 from .values import (
     AbstractValue, ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
-    MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TracebackVal, TupleVal, ViewVal,
+    MethodName, MethodVal, NONE, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TracebackVal, TupleVal, ViewVal,
     describe, is_unseen, like, native_new)
 
 
@@ -358,7 +358,7 @@ def iterator_at(container, taken: int):
 def object_text(ep, value):
     if value.cls in ep.tx.classes.made or isinstance(value.real, type) and value.real in ep.tx.classes.made:
         refuse_to_leave(ep, f"{describe(value)}, of a class made by the trace,", value)
-    if value.real is not NEW:
+    if value.real is not None:
         kind = type(value.real)
         if kind.__module__.startswith("torch.autograd") or "Backward" in kind.__name__:
             refuse_to_leave(ep, "a node of the autograd graph")

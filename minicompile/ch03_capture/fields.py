@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Attributes, continued: values of the trace
 #
-# Most of what stands for an object of a builtin class has methods in the tables of `methods.py`; a bound
+# Most of what stands for an object of a builtin class has methods in a table (`library/containers.py`); a bound
 # method is then only a name. Fields are read by one function each.
 #
 # The table maps a kind of value and a field to the function that reads it. A bound method knows its

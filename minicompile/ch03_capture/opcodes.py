@@ -30,7 +30,7 @@ from .attributes import get_attribute, set_attribute
 from .effects import touch
 from .interpreter import instructions, jump, opcode, pop_many, read_cell, read_local, store_local
 from .iterate import iterate, next_value, unpack
-from .methods import call_method, dict_update
+from .methods import call_method
 from .operations import binary, compare, fold, identical, joined, later, truth, unary
 from .subscripts import contains, delete_item, get_item, set_item
 from .tracer import PYTHON, call, globals_of, is_library, location, read_once, unsupported, writable_globals, written_global
@@ -187,7 +187,7 @@ def in_namespace(frame, name) -> AbstractValue | None:
 
 # %% [markdown]
 # Until a name is stored there, reading it goes on to the cells and globals around the class. At the end the
-# namespace is what the class is made of (`classes.py`).
+# namespace is what the class is made of (`library/classes.py`).
 
 # %%
 @opcode("LOAD_NAME")
@@ -434,10 +434,10 @@ instructions({"MAP_ADD": lambda tx, frame, i, key, value: set_item(tx, frame.sta
 @opcode("DICT_MERGE")
 def dict_merge(tx, frame, i, other):
     target, named = frame.stack[-i.arg], DictVal()
-    dict_update(tx, named, other)
+    call_method(tx, named, "update", [other])
     if named.items.keys() & target.items.keys():
         unsupported(tx, "a call with a keyword argument that is given twice")
-    dict_update(tx, target, named)
+    call_method(tx, target, "update", [named])
 
 
 def refuse_to_unpack(value):

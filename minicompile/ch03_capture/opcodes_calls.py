@@ -15,12 +15,12 @@ from .attributes import get_attribute
 from .contexts import device_context
 from .interpreter import Leave, advance, handled_exception, instructions, jump, opcode, pop_many, unless_raised
 from .iterate import length, next_value, unpack
-from .methods import dict_update
+from .methods import call_method
 from .opcodes import constant_value
 from .operations import truth, unary
 from .tracer import PYTHON, call, constant_source, plain_python, unsupported
 from .values import (
-    Const, DictVal, ExcVal, FuncVal, GenVal, HandlingVal, ListVal, MISSING, NEW, NONE, NULL, ObjVal, TupleVal, UserError, boolean,
+    Const, DictVal, ExcVal, FuncVal, GenVal, HandlingVal, ListVal, MISSING, NONE, NULL, ObjVal, TupleVal, UserError, boolean,
     const, dict_of, is_class, lookup, user_error)
 from .wrap import as_python, guard_keys, realize, wrap
 
@@ -75,7 +75,7 @@ def call_function_ex(tx, frame, i):
         unsupported(tx, "a call with * or ** of something else")
     if type(kwargs) is not DictVal:
         mapping, kwargs = kwargs, DictVal()
-        dict_update(tx, kwargs, mapping)
+        call_method(tx, kwargs, "update", [mapping])
     function, _ = split_callable(first, second)
     return call(tx, function, unpack(tx, args), named_values(tx, kwargs))
 
@@ -345,7 +345,7 @@ instructions({
 
 @opcode("MATCH_KEYS")
 def match_keys(tx, frame, i):
-    subject, absent = frame.stack[-2], ObjVal(real=NEW)
+    subject, absent = frame.stack[-2], ObjVal()
     get = get_attribute(tx, subject, "get")
     found = [call(tx, get, [key, absent]) for key in unpack(tx, frame.stack[-1])]
     return NONE if absent in found else TupleVal(items=found)

@@ -26,7 +26,7 @@ from .iterate import as_dict, length, unpack
 from .tensors import emit, to_arg, wrap_result
 from .tracer import Tracer, call, location, unsupported
 from .values import (
-    AbstractValue, BIRTHS, Const, DictVal, INTERPRETING, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMBERS, NUMPY_SCALARS,
+    AbstractValue, BIRTHS, Const, DictVal, INTERPRETING, Identity, ListVal, MISSING, MethodVal, NONE, NUMBERS, NUMPY_SCALARS,
     NotConstant, ObjVal, SetVal, SymVal, Table, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_unseen,
     lookup, python_method, captures, unseen, user_error, user_errors)
 from .wrap import as_python, dict_contents, entries, realize, wrap, wrap_constant
@@ -37,7 +37,7 @@ BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", 
 COMPARE = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
 MIRROR = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 PLAIN = {Const, TensorVal, SymVal}            # kinds that can stand in the graph
-# (kind of value, name) -> function(tx, self, *args); see methods.py
+# (kind of value, name) -> function(tx, self, *args); see methods.py, library/containers.py
 METHODS = Table()
 
 
@@ -100,7 +100,7 @@ def printed(text: str, *values) -> str:
 # ## Arithmetic
 #
 # `a + b` on objects is `type(a).__add__(a, b)`, then `type(b).__radd__(b, a)`; `a += b` tries `__iadd__`
-# before. A method may be the program's own, or one that `methods.py` defines for a container; the answer
+# before. A method may be the program's own, or one that `library/containers.py` defines; the answer
 # NotImplemented (None from our own) means that the next candidate is asked.
 
 # %%
@@ -392,7 +392,7 @@ def identical(a: AbstractValue, b: AbstractValue) -> bool:
     if SymVal in (type(a), type(b)) and {type(a), type(b)} <= {Const, SymVal} and a.cls is b.cls:
         left, right = (v.sym if type(v) is SymVal else v.value for v in (a, b))
         return bool(left == right)
-    if type(a) is ObjVal and type(b) is ObjVal and a.real is b.real and a.real is not NEW:
+    if type(a) is ObjVal and type(b) is ObjVal and a.real is b.real and a.real is not None:
         return True
     if a.cls is b.cls:
         captures[-1].told_apart.add(a.cls)

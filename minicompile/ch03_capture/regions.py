@@ -35,7 +35,7 @@ from .contexts import set_grad
 from .effects import effect_free
 from .tensors import emit, run_fake, to_arg
 from .tracer import Tracer, call, unsupported
-from .values import NEW, NONE, ObjVal, TensorVal, TupleVal, AbstractValue, const, describe
+from .values import NONE, ObjVal, TensorVal, TupleVal, AbstractValue, const, describe
 
 # %% [markdown]
 # ## The context object
@@ -72,7 +72,7 @@ def apply_function(tx: Tracer, function: ObjVal, *args) -> AbstractValue:
     cls, mode = function.real, torch.is_grad_enabled()
     two_steps = cls.setup_context is not _SingleLevelFunction.setup_context
     needs = [type(a) is TensorVal and a.fake.requires_grad for a in args]
-    ctx = ObjVal(real=NEW, cls=TracedContext)
+    ctx = ObjVal(cls=TracedContext)
     ctx.attrs["needs_input_grad"] = TupleVal(items=[const(n) for n in needs])
     set_grad(tx, False)
     try:
@@ -164,7 +164,7 @@ def trace_backward(tx, function, ctx, args, needs, raw, case, lifted) -> tuple:
             present = iter(zip(tangents, case))
             given = [t if here else NONE for t, here in
                      (next(present) if type(o) is TensorVal else (None, False) for o in raw)]
-            again = ObjVal(real=NEW, cls=TracedContext, attrs=dict(ctx.attrs))
+            again = ObjVal(cls=TracedContext, attrs=dict(ctx.attrs))
             again.attrs["saved_tensors"] = TupleVal(items=noted(ctx, "to_save"))
             result = call(tx, get_attribute(tx, function, "backward"), [again, *given])
             gradients = list(result.items) if type(result) is TupleVal else [result]

@@ -20,7 +20,7 @@ from ..ch02_guards.sources import CallSource
 from .attributes import special, store_in_dict
 from .effects import touch, written_storages
 from .iterate import as_dict, unpack, values_of
-from .operations import binary, equal, fold, truth
+from .operations import METHODS, binary, equal, fold, truth
 from .tensors import emit
 from .tracer import Tracer, call, unsupported
 from .values import (
@@ -231,10 +231,6 @@ def delete_item(tx: Tracer, container: AbstractValue, key: AbstractValue):
         touch(tx, container)
         del container.items[key_of(tx, key)]
     elif type(container) is ListVal:
-        index = index_of(tx, key)
-        guard_keys(tx, container)
-        touch(tx, container)
-        with user_errors():
-            del container.items[index]
+        METHODS[ListVal, "__delitem__"](tx, container, key)
     elif special(tx, container, "__delitem__", key) is None:
         unsupported(tx, f"deleting a subscript of {describe(container)}")

@@ -31,9 +31,9 @@ from ..errors import Unsupported, marked
 from .storage import STRIDED, check_strided, guard_not_a_view, guard_place, guard_strides, guard_views, taken_without_gradients
 from .tracer import Tracer, call, guard, location, say_where, step_of, unsupported
 from .values import (
-    AbstractValue, BIRTHS, Const, DictVal, ListVal, MISSING, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal,
-    TensorVal, TupleVal, as_number, boolean, const, describe, user_error)
-from .wrap import as_python, entries, part, realize, wrap, wrap_constant
+    AbstractValue, BIRTHS, Const, DictVal, ListVal, MISSING, MethodName, NONE, NUMPY_SCALARS, ObjVal, SliceVal, SymVal,
+    TensorVal, TupleVal, as_number, const, describe, user_error)
+from .wrap import entries, part, realize, wrap, wrap_constant
 
 
 def to_arg(tx: Tracer, value: AbstractValue):
@@ -524,10 +524,7 @@ def call_graph_function(tx: Tracer, function, args, kwargs) -> AbstractValue:
     out = kwargs.get("out", NONE)
     if out is not NONE:
         return call_with_out(tx, function, args, {k: v for k, v in kwargs.items() if k != "out"}, out)
-    kwargs = name_device(function, kwargs)
-    if function in (torch.tensor, torch.scalar_tensor):
-        return make_tensor(tx, function, args, kwargs)
-    return emit(tx, "call_function", function, args, kwargs)
+    return emit(tx, "call_function", function, args, name_device(function, kwargs))
 
 
 # %% [markdown]
@@ -569,7 +566,7 @@ def call_with_out(tx: Tracer, function, args, kwargs, out: AbstractValue) -> Abs
 
 
 # %% [markdown]
-# Two kinds of calls need their arguments changed. Under `with torch.device("cuda"):` a call such as
+# Under `with torch.device("cuda"):` a call such as
 # `torch.zeros(3)` makes a tensor on the GPU, because a mode adds the device. The graph will run without this mode,
 # so the device is written down.
 
@@ -581,52 +578,3 @@ def name_device(function, kwargs) -> dict:
             kwargs.get("device", NONE) is not NONE:
         return kwargs
     return {**kwargs, "device": const(torch.overrides._get_current_function_mode().device)}
-
-
-# %% [markdown]
-# And `torch.tensor([[1, 2], [3, 4]])` has data, not tensors, for arguments. The call is made once, here and now on
-# the CPU, to see which shape and dtype PyTorch gives to this data, and becomes a node, since each call of the
-# program has to get a new tensor. A tensor of a single number keeps the number in the trace.
-
-# %%
-def make_tensor(tx, function, args, kwargs) -> AbstractValue:
-    """torch.tensor(data): the data must be constants. Its fake is taken from a real tensor made here. NumPy's
-    numbers, which become Python's in the graph, decide on the dtype."""
-    if args and type(args[0]) is Const and type(args[0].value) is numpy.bool_:
-        args = [boolean(args[0].value), *args[1:]]
-    fx_args = tuple(to_arg(tx, a) for a in args)
-    fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
-    if args and type(args[0]) is SymVal:
-        scalar, number = args[0].scalar, args[0].number
-        dtype = torch.int64 if number is int else torch.get_default_dtype()
-        if scalar is not None and function is not torch.scalar_tensor:
-            dtype = torch.tensor(scalar(0)).dtype
-        kwargs = {"dtype": const(dtype), **kwargs}
-        return emit(tx, "call_function", torch.full, [const(()), args[0]], kwargs)
-    if function is not torch.scalar_tensor and (dtype := numpy_dtype(tx, args)):
-        fx_kwargs.setdefault("dtype", dtype)
-    node = tx.graph.create_node("call_function", function, fx_args, fx_kwargs)
-    if node.all_input_nodes:
-        unsupported(tx, "torch.tensor() of tensors")
-    try:
-        with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
-            real = function(*fx_args, **{**fx_kwargs, "device": "cpu"})
-    except Exception as error:
-        unsupported(tx, f"torch.tensor raised {type(error).__name__}: {error}")
-    device = torch.device(fx_kwargs.get("device") or "cpu")
-    result = run_fake(tx, "call_function", torch.empty, (tuple(real.shape),),
-                      {"dtype": real.dtype, "device": device, "requires_grad": real.requires_grad})
-    made = wrap_result(tx, node, result)
-    if real.dim() == 0 and device.type == "cpu" and not real.requires_grad and not real.is_complex():
-        made.number = const(real.item()), result._version
-    return made
-
-
-def numpy_dtype(tx, args):
-    """The dtype of `torch.tensor(*args)` if there are numbers of NumPy among the data, or None."""
-    try:
-        data = [as_python(tx, a) for a in args]
-    except NotConstant:
-        return None
-    found = any(isinstance(leaf, numpy.generic) for leaf in pytree.tree_leaves(data))
-    return torch.tensor(*data, device="cpu").dtype if found else None

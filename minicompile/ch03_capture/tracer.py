@@ -211,6 +211,13 @@ def guard(tx: Tracer, source: Source | None, kind: str, expected=None):
         tx.guards.add(source, kind, expected, location(tx))
 
 
+def answer(tx: Tracer, function, *args):
+    """function(*args), now and in each call: a guard asks again."""
+    result = function(*args)
+    tx.guards.add(None, "ANSWER", (function, args, result), location(tx))
+    return result
+
+
 def constant_source(tx: Tracer, real) -> ConstantSource:
     index, _ = tx.objects.constants.setdefault(id(real), (len(tx.objects.constants), real))
     return ConstantSource.of(index, real)

@@ -16,10 +16,10 @@
 # |---|---|---|
 # | `BUILDERS`: what stands for a real object, and its guards | class | `wrap.py` |
 # | `GETATTR`, `FIELDS`: its attributes | kind of value (and name) | `attributes.py`, `fields.py` |
-# | `METHODS`: methods and operators that are written in C | kind of value, name | `methods.py` |
+# | `METHODS`: methods and operators that are written in C | kind of value, name | `methods.py`, `library/containers.py` |
 # | `CALLS`: what calling it does | kind of value | `calls.py` |
 # | `REAL_CALLS`: the same, for callables that existed before | class | `calls.py`, `library/standard.py` |
-# | `HANDLED`: calls of builtins, some of torch | real function | `library`, `contexts.py`, `classes.py`, `regions.py` |
+# | `HANDLED`: calls of builtins, some of torch | real function | `library`, `regions.py` |
 # | `RECONSTRUCT`: how it is built again when the call returns | kind of value | `epilogue.py` |
 # | `HANDLERS`: the bytecode instructions | name | `opcodes.py`, `opcodes_calls.py` |
 #
@@ -326,7 +326,7 @@ class ByValue:
 #
 # Any object without a kind of its own is an `ObjVal`. There are two sorts. An object that existed before
 # the call has its `real` self. Attributes are read from there and guarded, and `attrs` holds only what the
-# trace has written since. An object that the trace has made has no real self yet: `real` is NEW, and
+# trace has written since. An object that the trace has made has no real self yet: `real` is None, and
 # `attrs` is all there is. If it leaves the function, the epilogue builds it from them.
 #
 # `born` counts the values in the order in which they were made. That tells whether a value is older than a region of
@@ -336,7 +336,7 @@ class ByValue:
 @dataclass(eq=False)
 class ObjVal(Mutable):
     """Any other object. `real` is the object when it existed before the call; `attrs` are the writes since
-    then (DELETED marks a deletion). For an object made by the trace `real` is NEW and `attrs` is everything
+    then (DELETED marks a deletion). For an object made by the trace `real` is None and `attrs` is everything
     it has."""
     real: Any = None
     cls: type = object
@@ -353,7 +353,6 @@ class HandlingVal(AbstractValue):
     current: AbstractValue = None
 
 
-NEW = types.SimpleNamespace(name="made by the trace")
 DELETED = Const(value="<deleted>")
 
 # %% [markdown]

@@ -36,7 +36,7 @@ from .inputs import varies, wrap_dynamic_number, wrap_tensor
 from .tracer import Tracer, call, constant_source, guard, location, unsupported
 from .values import (
     AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, ExcVal, FuncVal, Identity, Lazy, ListVal,
-    MethodName, MethodVal, NEW, NUMBERS, NotConstant, ObjVal, PartialVal, SINGLETONS, SetVal, SliceVal, SymVal, Table, TensorVal,
+    MethodName, MethodVal, NUMBERS, NotConstant, ObjVal, PartialVal, SINGLETONS, SetVal, SliceVal, SymVal, Table, TensorVal,
     TupleVal, const, describe, is_plain_tuple, like, native_new, python_method, captures, unseen, user_error)
 
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
@@ -290,7 +290,7 @@ def dict_contents(tx, obj: ObjVal) -> DictVal | None:
     """The dictionary part of an object whose class derives from dict; None for other objects."""
     if obj.contents is None and issubclass(obj.cls, dict):
         base = next(c for c in obj.cls.__mro__ if c in DICT_CLASSES)
-        if obj.real is NEW or base is collections.defaultdict:
+        if obj.real is None or base is collections.defaultdict:
             return None
         obj.contents = wrap_dict(tx, obj.real, base, obj.source)
     return obj.contents
@@ -364,41 +364,41 @@ def wrap_cell(tx, real, kind, source):
     return CellVal(content=content, real=real, source=source)
 
 
-@BUILDERS.of(torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
-def wrap_grad_context(tx, real, kind, source):
-    guard(tx, source, "TYPE_MATCH", kind)
-    enabled = kind is torch.enable_grad
-    if kind is torch.set_grad_enabled:
-        enabled = real.mode
-        guard(tx, part(AttrSource, source, "mode"), "CONSTANT_MATCH", enabled)
-    return ContextVal(kind="grad", state=(enabled,), cls=kind, source=source)
+def wrap_context(kind_of_context, *names):
+    def build_context(tx, real, kind, source):
+        state = tuple(v.value for v in wrap_parts(tx, real, source, *names)) or (kind is torch.enable_grad,)
+        return ContextVal(kind=kind_of_context, state=state, cls=kind, source=source)
+    return build_context
 
 
-@BUILDERS.of(torch.amp.autocast_mode.autocast)
-def wrap_autocast(tx, real, kind, source):
-    guard(tx, source, "TYPE_MATCH", kind)
-    state = {name: getattr(real, name) for name in ("device", "fast_dtype", "_enabled", "_cache_enabled")}
-    for name, value in state.items():
-        guard(tx, part(AttrSource, source, name), "CONSTANT_MATCH", value)
-    return ContextVal(kind="autocast", state=tuple(state.values()), cls=kind, source=source)
+BUILDERS.update({
+    torch.no_grad: wrap_context("grad"),
+    torch.enable_grad: wrap_context("grad"),
+    torch.set_grad_enabled: wrap_context("grad", "mode"),
+    torch.amp.autocast_mode.autocast: wrap_context("autocast", "device", "fast_dtype", "_enabled", "_cache_enabled"),
+})
 
 
 # %% [markdown]
 # The way back: what is made of constants, or of values that are, is a Python object again, for a function that is
 # called at compile time.
 #
-# `NotConstant` says that a tensor, a symbol without a value, or an object of the program is in it.
+# `NotConstant` says that a tensor, a symbol without a value, or an object of the program is in it. Who knows what to put in the place
+# of some values gives a function `instead`.
 
 # %%
-def as_python(tx: Tracer, value: AbstractValue):
-    """The Python object that a value made of constants stands for; raises NotConstant."""
+def as_python(tx: Tracer, value: AbstractValue, instead=lambda value: None):
+    """The Python object that a value made of constants stands for; raises NotConstant. instead: value -> an object for it, or None; not
+    in sets, whose order depends on the objects."""
     kind = type(value)
+    if (other := instead(value)) is not None:
+        return other
     if kind in (Const, SymVal):
         if kind is Const and type(value.value) is Identity:
             raise NotConstant
         return value.value
     if kind in (TupleVal, ListVal):
-        items = [as_python(tx, realize(tx, item)) for item in entries(tx, value)]
+        items = [as_python(tx, realize(tx, item), instead) for item in entries(tx, value)]
         if kind is ListVal:
             return items if value.cls is list else value.cls(items, value.items.maxlen)
         return native_new(value.cls)(value.cls, items)
@@ -410,17 +410,17 @@ def as_python(tx: Tracer, value: AbstractValue):
             return value.cls(content)
         return value.cls([as_python(tx, value.items[key]) for key in value.order])
     if kind is DictVal:
-        if value.cls is not dict:
+        if value.cls not in (dict, collections.OrderedDict):
             raise NotConstant
-        return {as_python(tx, realize(tx, k)): as_python(tx, realize(tx, v)) for k, v in entries(tx, value).values()}
+        return value.cls([tuple(as_python(tx, realize(tx, v), instead) for v in entry) for entry in entries(tx, value).values()])
     if kind is ExcVal and not python_method(value.cls, "__init__"):
-        args = [as_python(tx, a) for a in value.args]
+        args = [as_python(tx, a, instead) for a in value.args]
         exc = value.cls.__new__(value.cls, *args)
         value.cls.__init__(exc, *args)
         return exc
     if kind is SliceVal:
         return slice(*(as_python(tx, v) for v in (value.start, value.stop, value.step)))
-    if kind is ObjVal and value.real is not NEW and not value.attrs and (
+    if kind is ObjVal and value.real is not None and not value.attrs and (
             isinstance(value.real, FIXED)
             or value.source is None and type(value.real).__module__ == "typing"):
         return value.real
@@ -474,7 +474,7 @@ def key_of(tx, value: AbstractValue, among=()):
     if type(value) is TupleVal:
         inside = [part for key in among if type(key) is tuple for part in key]
         return tuple(key_of(tx, realize(tx, item), inside) for item in value.items)
-    if type(value) in (ObjVal, TensorVal) and value.real is not None and value.real is not NEW:
+    if type(value) in (ObjVal, TensorVal) and value.real is not None:
         captures[-1].told_apart.add(value.cls)
         return key_of_real(tx, value.real)
     if type(value) is SetVal and value.cls is frozenset:

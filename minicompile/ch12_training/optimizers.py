@@ -23,7 +23,7 @@ from ..ch01_graphs.fake import storage_key
 from ..ch01_graphs.symbolic import present
 from ..ch03_capture import hook
 from ..ch03_capture.calls import BY_CODE, DISABLED, NAMED, call_wrapped, handles, inline_code
-from ..ch03_capture.effects import call_later, changed, is_last
+from ..ch03_capture.effects import call_later, changed
 from ..ch03_capture.inputs import counter
 from ..ch03_capture.operations import METHODS, emit_float
 from ..ch03_capture.tensors import call_tensor_method, emit
@@ -184,7 +184,7 @@ def can_be_read(tx: Tracer, tensor: TensorVal, version: int) -> bool:
 
 def is_alone(tx: Tracer, fake: torch.Tensor) -> bool:
     """Whether no other tensor that came in has its memory."""
-    return len(tx.tensors.in_memory[storage_key(fake)]) == 1
+    return len(tx.tensors.in_memory.get(storage_key(fake), ())) == 1
 
 
 # %% [markdown]
@@ -312,8 +312,44 @@ for _function in defined_by([c for c in vars(torch.optim).values() if isinstance
 # rate of the *next* step. Interpreted, it would make a version for the first count, one for the second, and one in which
 # the count is a symbol. Mostly it is the last thing that a step does that anybody could notice (`is_last`). Then there is nothing to
 # interpret: the end of the compiled function calls it.
+#
+# When is it the last thing? In each frame that is being interpreted, what follows it is looked at before it is executed: names,
+# constants, tuples, methods of tensors that the trace has made, and the return. No `try` may wait for an exception, either.
 
 # %%
+QUIET = frozenset("""NOP POP_TOP LOAD_FAST LOAD_FAST_CHECK LOAD_CONST LOAD_METHOD LOAD_ATTR PRECALL CALL
+    BUILD_TUPLE BUILD_LIST BUILD_MAP BUILD_CONST_KEY_MAP""".split())
+QUIET_METHODS = frozenset(("clone", "cpu", "detach", "double", "float", "item", "mean", "sum"))
+
+
+def is_last(tx) -> bool:
+    """Whether nothing is left to do after the call at hand that could notice what it does."""
+    return not tx.effects.pure_since and all(ends_quietly(frame, tx.tensors.in_memory) for frame in tx.frames)
+
+
+def ends_quietly(frame, inputs) -> bool:
+    """The same for one frame. inputs: keys of storages that are older than the trace."""
+    instructions, methods = frame.decoded.instructions, 0
+    here = instructions[frame.ip - 1].offset
+    if any(entry.start <= here < entry.end for entry in frame.decoded.table):
+        return False
+    for before, i in zip(instructions[frame.ip - 1:], instructions[frame.ip:]):
+        if i.opname in ("RETURN_VALUE", "RETURN_CONST"):
+            return True
+        if i.opname not in QUIET:
+            return False
+        if i.opname in ("LOAD_METHOD", "LOAD_ATTR"):
+            owner = frame.locals.get(before.argval) if before.opname.startswith("LOAD_FAST") else None
+            if type(owner) is not TensorVal or storage_key(owner.fake) in inputs or i.argval not in QUIET_METHODS:
+                return False
+            methods += 1
+        elif i.opname == "CALL":
+            methods -= 1
+            if methods < 0:
+                return False
+    return False
+
+
 def handle_scheduler(function):
     @handles(function)
     def step(tx: Tracer, self, *args, **kwargs) -> AbstractValue:

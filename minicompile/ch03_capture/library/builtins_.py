@@ -24,16 +24,16 @@ from ..attributes import get_attribute, has_attribute, in_library, module_child,
 from ..calls import HANDLED, handles, refuse_finalizer
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import as_dict, entries_of, length, natively, next_value, sequence, unpack, values_of
-from ..methods import dict_update, result_of, set_of, sort_values, stop_iteration
 from ..operations import METHODS, Deputy, binary, emit_float, fold, identical, later, printed, scalar_of, specialize, truth, unary
 from ..subscripts import get_item
 from ..tensors import call_tensor_method, emit
 from ..tracer import call, location, plain_python, unsupported
 from ..values import (
-    CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, NotConstant, ObjVal, PartialVal, SliceVal,
+    CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NONE, NotConstant, ObjVal, PartialVal, SliceVal,
     SuperVal, SymVal, TRUE, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_unseen, is_class, is_plain_tuple,
     lookup, python_method, user_error, user_errors)
 from ..wrap import as_python, entries, guard_keys, realize, wrap
+from .containers import dict_update, result_of, set_of, sort_values, stop_iteration
 
 ZERO, EMPTY = const(0), TupleVal()
 
@@ -177,17 +177,9 @@ def as_constant(tx, value):
 
 
 def printable(tx, value):
-    """as_python(value) for printing: objects with a text of their own are deputies."""
-    kind = type(value)
-    if kind in (ListVal, TupleVal) and value.cls in (list, tuple):
-        return value.cls(printable(tx, v) for v in unpack(tx, value))
-    if kind is DictVal and value.cls in (dict, collections.OrderedDict):
-        rows = unpack(tx, METHODS[DictVal, "items"](tx, value))
-        return value.cls([tuple(printable(tx, v) for v in row.items) for row in rows])
-    if kind in (ObjVal, TupleVal, ExcVal) and any(python_method(value.cls, m) for m in (
-            "__repr__", "__str__", "__format__")):
-        return Deputy(tx, value)
-    return as_python(tx, value)
+    """as_python(value) for printing: what has a text of its own is a deputy."""
+    return as_python(tx, value, lambda v: Deputy(tx, v) if type(v) in (ObjVal, TupleVal, ExcVal) and any(
+        python_method(v.cls, m) for m in ("__repr__", "__str__", "__format__")) else None)
 
 
 def fold_text(tx, function, args, kwargs=None):
@@ -225,15 +217,13 @@ def text_of_exception(tx, function, value):
     own = lookup(value.cls, f"__{function.__name__}__")
     if isinstance(own, types.FunctionType):
         return call(tx, wrap(tx, own), [value])
-    count = len(value.args)
-    if own in (BaseException.__str__, KeyError.__str__):
-        if count == 1:
-            return HANDLED[str if own is BaseException.__str__ else repr](tx, value.args[0])
-        return HANDLED[str](tx, TupleVal(items=value.args)) if count else const("")
-    if own is not BaseException.__repr__:
+    if own is BaseException.__str__ and len(value.args) == 1:
+        return HANDLED[str](tx, value.args[0])
+    if own not in (BaseException.__str__, KeyError.__str__, BaseException.__repr__):
         return fold(tx, function, [value])
-    inside = HANDLED[repr](tx, value.args[0] if count == 1 else TupleVal(items=value.args)).value
-    return const(value.cls.__name__ + (f"({inside})" if count == 1 else inside))
+    alike = type(value.cls.__name__, (KeyError if own is KeyError.__str__ else BaseException,), {})
+    with user_errors():
+        return const(function(alike(*(printable(tx, a) for a in value.args))))
 
 
 for _function, _methods in {str: ("__str__", "__repr__"), repr: ("__repr__",), ascii: ()}.items():
@@ -495,7 +485,7 @@ def is_instance(tx, value, classes):
     if own and not in_library(sys.modules[own.__module__]) and value.cls is not classes:
         return boolean(truth(tx, call(tx, wrap(tx, own), [wrap(tx, classes), value])))
     try:
-        if type(value) in (TensorVal, ObjVal) and real is not None and real is not NEW:
+        if type(value) in (TensorVal, ObjVal) and real is not None:
             return boolean(isinstance(real, classes))
         return boolean(issubclass(value.cls, classes))
     except TypeError:
@@ -555,15 +545,15 @@ HANDLED.update({
     delattr: lambda tx, value, name: set_attribute(tx, value, attribute_name(name), None),
     vars: lambda tx, value: unless_raised(AttributeError, lambda: get_attribute(
         tx, value, "__dict__")) or unsupported(tx, "vars() of what has no __dict__"),
-    object: lambda tx: ObjVal(real=NEW, cls=object),
-    object.__new__: lambda tx, cls, *args, **kwargs: refuse_finalizer(tx, cls.real) or ObjVal(real=NEW, cls=cls.real),
+    object: lambda tx: ObjVal(cls=object),
+    object.__new__: lambda tx, cls, *args, **kwargs: refuse_finalizer(tx, cls.real) or ObjVal(cls=cls.real),
     torch.nn.Module.__setattr__: lambda tx, module, name, new: set_module_attribute(
         tx, module, name.value, new),
     torch.nn.Module.__getattr__: lambda tx, module, name: module_child(tx, module, name.value),
     functools.partial: lambda tx, function, /, *args, **kwargs: PartialVal(func=function, args=list(args), kwargs=kwargs),
     types.MethodType: lambda tx, function, self: MethodVal(func=function, self=self),
     types.SimpleNamespace: lambda tx, /, **attributes: ObjVal(
-        real=NEW, cls=types.SimpleNamespace, attrs=attributes),
+        cls=types.SimpleNamespace, attrs=attributes),
 })
 
 

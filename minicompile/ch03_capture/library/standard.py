@@ -45,9 +45,9 @@ from ..iterate import iterate, unpack, values_of
 from ..methods import call_method, method
 from ..operations import METHODS, Deputy, equal, fold, truth
 from ..subscripts import contains, set_item
-from ..tracer import call, constant_source, guard, location, plain_python, unsupported
+from ..tracer import answer, call, constant_source, guard, location, plain_python, unsupported
 from ..values import (
-    BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NEW, NONE, NotConstant, ObjVal,
+    BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal,
     SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, python_method, captures, user_errors)
 from ..wrap import key_of, part, realize, wrap
 from .builtins_ import folded, function_of, refused
@@ -104,7 +104,7 @@ HANDLED[iter] = lambda tx, value, sentinel=None: iterate(tx, value) if sentinel 
 @handles(functools.cmp_to_key)
 def make_cmp_to_key(tx, function):
     return BuiltinVal(name="cmp_to_key", call=lambda tx, args, kwargs: ObjVal(
-        real=NEW, cls=Ordered, attrs={"compare": function, "item": args[0]}))
+        cls=Ordered, attrs={"compare": function, "item": args[0]}))
 
 
 class Ordered:
@@ -151,7 +151,7 @@ def call_cached(tx, function, args, kwargs):
 
 
 def is_known(value) -> bool:
-    return type(value) is Const or type(value) is ObjVal and value.real is not NEW and not value.attrs
+    return type(value) is Const or type(value) is ObjVal and value.real is not None and not value.attrs
 
 
 def known_object(value):
@@ -350,8 +350,7 @@ HANDLED[_thread.get_ident] = lambda tx: const(Identity(0))
 def current_exception(tx):
     exc = handled_exception(tx)
     if exc is None and sys.exception() is None:          # nor is the caller in a handler
-        tx.guards.add(None, "ANSWER", (sys.exception, (), None), location(tx))
-        return NONE
+        return const(answer(tx, sys.exception))
     return exc if type(exc) is ExcVal else unsupported(tx, "an exception caught outside of the trace")
 
 

@@ -10,8 +10,10 @@ import functools
 import sys
 import warnings
 
+import numpy
 import torch
 import torch.nn.attention
+from torch.utils import _pytree as pytree
 
 from ... import marks
 from ...ch01_graphs.shapes import expr_of
@@ -21,10 +23,11 @@ from ..iterate import unpack
 from ..methods import call_method
 from ..operations import fold, truth
 from ..effects import call_later
-from ..tensors import call_graph_function, emit, is_pointwise, make_tensor, name_device
-from ..tracer import guard, is_library, line_of, location, unsupported
-from ..values import Const, DictVal, FALSE, ListVal, NONE, TensorVal, TupleVal, boolean, const, user_errors
-from ..wrap import wrap, wrap_constant
+from ..tensors import call_graph_function, emit, is_pointwise, name_device, run_fake, to_arg, wrap_result
+from ..tracer import answer, guard, is_library, line_of, unsupported
+from ..values import (
+    AbstractValue, Const, DictVal, FALSE, ListVal, NONE, NotConstant, SymVal, TensorVal, TupleVal, boolean, const, user_errors)
+from ..wrap import as_python, wrap, wrap_constant
 from .builtins_ import folded, refused
 
 
@@ -58,8 +61,7 @@ def setting(function):
     def handler(tx, *args, **kwargs):
         result = fold(tx, function, args, kwargs)
         if not kwargs and not tx.contexts and type(result) is Const:
-            question = function, tuple(a.value for a in args)
-            tx.guards.add(None, "ANSWER", (*question, result.value), location(tx))
+            answer(tx, function, *(a.value for a in args))
         return result
     return handler
 
@@ -115,10 +117,64 @@ def one_hot(tx, *args, **kwargs):
 def as_tensor(tx, data, dtype=NONE, device=NONE):
     """No copy when there is nothing to convert; constants become a new tensor."""
     named = {k: v for k, v in (("dtype", dtype), ("device", device)) if v is not NONE}
-    named = name_device(torch.as_tensor, named)
     if type(data) is not TensorVal:
-        return make_tensor(tx, torch.as_tensor, [data], named)
+        return make_tensor(torch.as_tensor, tx, data, **named)
+    named = name_device(torch.as_tensor, named)
     return call_method(tx, data, "to", [], named) if named else data
+
+
+# %% [markdown]
+# `torch.tensor([[1, 2], [3, 4]])` has data, not tensors, for arguments. The call is made once, here and now on
+# the CPU, to see which shape and dtype PyTorch gives to this data, and becomes a node, since each call of the
+# program has to get a new tensor. A tensor of a single number keeps the number in the trace.
+
+# %%
+def make_tensor(function, tx, /, *args, **kwargs) -> AbstractValue:
+    """torch.tensor(data): the data must be constants. Its fake is taken from a real tensor made here. NumPy's
+    numbers, which become Python's in the graph, decide on the dtype."""
+    kwargs = name_device(function, kwargs)
+    if args and type(args[0]) is Const and type(args[0].value) is numpy.bool_:
+        args = [boolean(args[0].value), *args[1:]]
+    fx_args = tuple(to_arg(tx, a) for a in args)
+    fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
+    if args and type(args[0]) is SymVal:
+        scalar, number = args[0].scalar, args[0].number
+        dtype = torch.int64 if number is int else torch.get_default_dtype()
+        if scalar is not None and function is not torch.scalar_tensor:
+            dtype = torch.tensor(scalar(0)).dtype
+        kwargs = {"dtype": const(dtype), **kwargs}
+        return emit(tx, "call_function", torch.full, [const(()), args[0]], kwargs)
+    if function is not torch.scalar_tensor and (dtype := numpy_dtype(tx, args)):
+        fx_kwargs.setdefault("dtype", dtype)
+    node = tx.graph.create_node("call_function", function, fx_args, fx_kwargs)
+    if node.all_input_nodes:
+        unsupported(tx, "torch.tensor() of tensors")
+    try:
+        with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+            real = function(*fx_args, **{**fx_kwargs, "device": "cpu"})
+    except Exception as error:
+        unsupported(tx, f"torch.tensor raised {type(error).__name__}: {error}")
+    device = torch.device(fx_kwargs.get("device") or "cpu")
+    result = run_fake(tx, "call_function", torch.empty, (tuple(real.shape),),
+                      {"dtype": real.dtype, "device": device, "requires_grad": real.requires_grad})
+    made = wrap_result(tx, node, result)
+    if real.dim() == 0 and device.type == "cpu" and not real.requires_grad and not real.is_complex():
+        made.number = const(real.item()), result._version
+    return made
+
+
+def numpy_dtype(tx, args):
+    """The dtype of `torch.tensor(*args)` if there are numbers of NumPy among the data, or None."""
+    try:
+        data = [as_python(tx, a) for a in args]
+    except NotConstant:
+        return None
+    found = any(isinstance(leaf, numpy.generic) for leaf in pytree.tree_leaves(data))
+    return torch.tensor(*data, device="cpu").dtype if found else None
+
+
+for _function in (torch.tensor, torch.scalar_tensor):
+    HANDLED[_function] = functools.partial(make_tensor, _function)
 
 
 @handles(torch._C._group_tensors_by_device_and_dtype)
@@ -237,9 +293,8 @@ def call_ctc_loss(tx, log_probs, targets, input_lengths, target_lengths, blank=c
 def warn(tx, message, category=NONE, stacklevel=const(1), source=NONE):
     given = getattr(category, "real", None) if category is not NONE else UserWarning
     given = message.cls if issubclass(message.cls, Warning) else given
-    if not (isinstance(given, type) and issubclass(given, Warning)) or raises(given):
+    if not (isinstance(given, type) and issubclass(given, Warning)) or answer(tx, raises, given):
         unsupported(tx, "a warning that is an exception")
-    tx.guards.add(None, "ANSWER", (raises, (given,), False), location(tx))
     level = max(stacklevel.value, 1)
     frame = tx.frames[-level] if level <= len(tx.frames) else None
     place = (frame.globals, frame.code.co_filename, line_of(frame)) if frame else (level - len(tx.frames),)

@@ -25,11 +25,11 @@ import operator
 
 import torch
 
-from .calls import NAMED, handles
-from .iterate import unpack
-from .tensors import emit, is_pointwise
-from .tracer import Tracer, call, unsupported
-from .values import FALSE, ListVal, TensorVal, TupleVal, AbstractValue, const, describe
+from ..calls import NAMED, handles
+from ..iterate import unpack
+from ..tensors import emit, is_pointwise
+from ..tracer import Tracer, call, unsupported
+from ..values import FALSE, ListVal, TensorVal, TupleVal, AbstractValue, const, describe
 
 
 @handles(torch.cond)

@@ -18,15 +18,16 @@ import abc
 import dataclasses
 import types
 
-from .attributes import SETATTR
-from .calls import handles
-from .interpreter import inline
-from .iterate import unpack
-from .methods import pairs_of
-from .tracer import unsupported
-from .values import (
+from ..attributes import SETATTR
+from ..calls import handles
+from ..interpreter import inline
+from ..iterate import unpack
+from ..opcodes_calls import named_values
+from ..operations import METHODS
+from ..tracer import unsupported
+from ..values import (
     AbstractValue, BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, const, dict_of, lookup, user_errors)
-from .wrap import as_python, wrap
+from ..wrap import as_python, wrap
 
 METACLASSES = (type, abc.ABCMeta)
 SPECIAL = ("__classcell__", "__annotations__")
@@ -87,19 +88,15 @@ def build_class(tx, body, name, *bases, metaclass=None, **keywords):
     return make_class(tx, name, bases, namespace, metaclass, keywords, cell)
 
 
-def named_values_of(namespace: DictVal):
-    return [(key, value) for key, (_, value) in namespace.items.items()]
-
-
 def make_class(tx, name, bases, namespace, metaclass=None, keywords=None, cell=None):
     reals = tuple(b.real for b in bases)
     metas = {type(b) for b in reals} | ({metaclass.real} if metaclass is not None else set())
     if keywords or not metas <= set(METACLASSES) or not all(plain_base(b) for b in reals):
         unsupported(tx, f"making the class {name.value}")
-    attributes = {key: stand_in(tx, value) for key, value in named_values_of(namespace) if key not in SPECIAL}
+    attributes = {key: stand_in(tx, value) for key, value in named_values(tx, namespace).items() if key not in SPECIAL}
     if "__annotations__" in namespace.items:
-        notes = named_values_of(namespace.items["__annotations__"][1])
-        attributes["__annotations__"] = {key: stand_in(tx, value) for key, value in notes}
+        notes = named_values(tx, namespace.items["__annotations__"][1])
+        attributes["__annotations__"] = {key: stand_in(tx, value) for key, value in notes.items()}
     if "__slots__" in attributes or any(hasattr(type(v), "__set_name__") and type(v) is not property
                                         for v in attributes.values()):
         unsupported(tx, f"making the class {name.value} with slots or descriptors")
@@ -154,9 +151,9 @@ def make_dataclass(tx, cls=None, **options):
 def type_call(tx, value, bases=None, namespace=None, /, **keywords):
     if bases is None:
         return wrap(tx, value.cls)
-    module = const(tx.frames[-1].globals.get("__name__"))
-    named = {"__module__": module, **{k.value: v for k, v in pairs_of(tx, namespace)}}
-    return make_class(tx, value, unpack(tx, bases) or [wrap(tx, object)], dict_of(named), None, keywords)
+    whole = dict_of({"__module__": const(tx.frames[-1].globals.get("__name__"))})
+    METHODS[DictVal, "update"](tx, whole, namespace)
+    return make_class(tx, value, unpack(tx, bases) or [wrap(tx, object)], whole, None, keywords)
 
 
 @SETATTR.of(type)

@@ -1,0 +1,480 @@
+# %% [markdown]
+# # Methods of containers and generators
+#
+# The methods of `list`, `dict`, `set` and their relatives are C code. But a container of values is itself a Python container, so for
+# most methods Python does the work: `pop` of a traced list is `pop` of its list of values, the union of two traced sets is the union of
+# their keys.
+#
+# A container that existed before the call must not change while we trace. Every change goes to the value, after
+# `touch` has noted what it held before (`effects.py`).
+
+# %%
+import functools
+import itertools
+
+import torch
+
+from ..attributes import get_attribute, has_attribute
+from ..effects import touch
+from ..interpreter import advance, unless_raised
+from ..iterate import as_dict, next_value, unpack, values_of
+from ..methods import method
+from ..operations import METHODS, Deputy, binary, deputies, specialize, truth
+from ..subscripts import delete_item, get_item, index_of, is_missing, set_item
+from ..tracer import call, unsupported
+from ..values import (
+    AbstractValue, Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, TRUE, TracebackVal,
+    TupleVal, ViewVal, boolean, const, describe, is_class, user_error, user_errors)
+from ..wrap import as_python, entries, guard_keys, key_of, keyed, order_of, realize
+
+
+# %% [markdown]
+# ## list, tuple, deque
+#
+# A list in the trace is a Python list of values. Methods that only move items about can therefore be
+# Python's own, called on that list: `changes_items` makes them from their names, with converters for
+# arguments (an index has to be a number, and what `extend` takes has to be unpacked first). Before that
+# come the two duties of every method that writes. The length of the list is guarded, unless the method does
+# not depend on it, and `touch` notes what the list held.
+#
+# Methods that compare items (`remove`, `index`, `count`, `sort`) are Python's own as well, but on deputies
+# (`operations.py`), which ask the interpreter. Sorting constants needs none.
+
+# %%
+def changes_items(name, *converters):
+    """A method that moves items about: Python's own, on the list of values, after converting the first arguments."""
+    @method(ListVal, name)
+    def apply(tx, self, *args):
+        converted = [convert(tx, arg) for convert, arg in zip(converters, args)]
+        if self.cls is not list or name not in ("append", "extend"):        # which do not depend on the length
+            guard_keys(tx, self)
+        touch(tx, self)
+        with user_errors():
+            result = getattr(self.items, name)(*converted, *args[len(converters):])
+        return realize(tx, result)
+
+
+for _name, _converters in {
+        "append": (), "appendleft": (), "insert": (index_of,), "extend": (unpack,), "extendleft": (unpack,), "pop": (index_of,),
+        "popleft": (), "clear": (), "reverse": (), "rotate": (index_of,), "__delitem__": (index_of,)}.items():
+    changes_items(_name, *_converters)
+
+
+# %% [markdown]
+# One thing can be seen of the way in which a method takes many items: `out.extend(generator())`, where the generator
+# looks at `out`, or raises after two items. The two are in the list by then. So a method that takes items of something
+# whose iteration runs code of the program is its method for one item, in turn; `in_turn` registers that.
+
+# %%
+RUNS_CODE = (IterVal, GenVal, ObjVal)        # when it is iterated over
+
+
+def in_turn(kind, name, one):
+    """The method `name` takes any iterables at once. What the program can watch goes through the method `one`, item by item."""
+    at_once = METHODS[kind, name]
+
+    @method(kind, name)
+    def apply(tx, self, *others):
+        if not any(type(other) in RUNS_CODE for other in others):
+            return at_once(tx, self, *others)
+        for item in itertools.chain.from_iterable(values_of(tx, other) for other in others):
+            METHODS[kind, one](tx, self, item)
+
+
+in_turn(ListVal, "extend", "append")
+in_turn(ListVal, "extendleft", "appendleft")
+
+
+@method(ListVal, "__init__")
+def list_init(tx, self, items=TupleVal()):
+    items = items if type(items) in RUNS_CODE else TupleVal(items=unpack(tx, items))
+    METHODS[ListVal, "clear"](tx, self)
+    METHODS[ListVal, "extend"](tx, self, items)
+
+
+@method(ListVal, "copy", "__copy__")
+def list_copy(tx, self):
+    return ListVal(items=entries(tx, self).copy(), cls=self.cls)
+
+
+@method(ListVal, "sort")
+def list_sort(tx, self, *, key=NONE, reverse=FALSE):
+    items = sort_values(tx, unpack(tx, self), key, reverse)
+    touch(tx, self)
+    self.items[:] = items
+
+
+def sort_values(tx, items, key, reverse) -> list:
+    """sorted(items, key=key, reverse=reverse)"""
+    keys = items if type(key) is Const else [call(tx, key, [item]) for item in items]
+    try:
+        measure = [as_python(tx, k) for k in keys]
+    except NotConstant:
+        measure = [Deputy(tx, k) for k in keys]
+    with user_errors():
+        order = sorted(range(len(items)), key=measure.__getitem__, reverse=truth(tx, reverse))
+    return [items[i] for i in order]
+
+
+def looks_for(kind, name, changes=False):
+    """A method that looks for an item: Python's own, on deputies. changes: the sequence itself."""
+    @method(kind, name)
+    def apply(tx, self, item, *bounds):
+        sequence = deputies(tx, self)
+        with user_errors():
+            result = getattr(sequence, name)(Deputy(tx, item), *(b.value for b in bounds))
+        if changes:
+            touch(tx, self)
+            self.items.clear()
+            self.items.extend(p.value for p in sequence)
+        return const(result)
+
+
+looks_for(ListVal, "remove", changes=True)
+
+
+def repeated(tx, self, count):
+    count = specialize(count)
+    if type(count) is Const and type(count.value) in (int, bool):
+        items = entries(tx, self) * count.value
+        return ListVal(items=items, cls=self.cls) if type(self) is ListVal else \
+            TupleVal(items=items, cls=torch.Size if self.cls is torch.Size else tuple)
+
+
+for _kind in (ListVal, TupleVal):
+    looks_for(_kind, "index")
+    looks_for(_kind, "count")
+    METHODS.update({(_kind, "__mul__"): repeated, (_kind, "__rmul__"): repeated})
+
+
+@method(ListVal, "__add__")
+def list_add(tx, self, other):
+    if type(other) is ListVal and self.cls is other.cls is list:
+        return ListVal(items=unpack(tx, self) + unpack(tx, other))
+
+
+@method(TupleVal, "__add__")
+def tuple_add(tx, self, other):
+    if type(other) is TupleVal:
+        # What `+` makes of a torch.Size differs between releases of torch
+        left, right = ((torch.Size if v.cls is torch.Size else tuple)(()) for v in (self, other))
+        cls = type(left + right)
+        return TupleVal(items=unpack(tx, self) + unpack(tx, other), cls=cls)
+
+
+@method(ListVal, "__iadd__")
+def list_iadd(tx, self, other):
+    METHODS[ListVal, "extend"](tx, self, other)
+    return self
+
+
+@method(ListVal, "__imul__")
+def list_imul(tx, self, count):
+    if type(count) is Const:
+        guard_keys(tx, self)
+        touch(tx, self)
+        self.items *= count.value
+        return self
+
+
+@method(TupleVal, "numel")
+def size_numel(tx, self):
+    return functools.reduce(lambda a, b: binary(tx, "*", a, b), unpack(tx, self), const(1))
+
+
+# %% [markdown]
+# ## dict
+#
+# `keys()`, `values()` and `items()` are views: they show the dictionary as it is when one looks, so a view is
+# no list of items but the dictionary and what to show of it. Views of keys and items are sets as well.
+
+# %%
+for _kind in ("keys", "values", "items"):
+    method(DictVal, _kind)(lambda tx, self, kind=_kind: ViewVal(of=self, kind=kind))
+
+
+def as_set(tx, value) -> AbstractValue:
+    """A view of keys or items as the set that it also is; other values as they are."""
+    return set_of(tx, value) if type(value) is ViewVal and value.kind != "values" else value
+
+
+def view_method(name, takes_any):
+    """A method of sets, for views. takes_any: whether the other operand may be any iterable."""
+    @method(ViewVal, name)
+    def operate(tx, self, other):
+        if self.kind != "values":
+            other = set_of(tx, other) if takes_any else as_set(tx, other)
+            return METHODS[SetVal, name](tx, as_set(tx, self), other)
+
+
+SET_OPERATORS, COMPARISONS = ("or", "and", "sub", "xor"), ("eq", "ne", "lt", "le", "gt", "ge")
+for _name in SET_OPERATORS:
+    view_method(f"__{_name}__", takes_any=True)
+    view_method(f"__r{_name}__", takes_any=True)
+for _name in COMPARISONS:
+    view_method(f"__{_name}__", takes_any=False)
+view_method("isdisjoint", takes_any=True)
+
+# %% [markdown]
+# The methods of dictionaries are written in terms of four operations: `is_missing`, which guards that a key
+# is not there, `get_item`, `set_item` and `delete_item`. So each guards what it asks, and no more:
+# `d.get("a")` where there is no "a" holds for all dictionaries without this key. Only methods that see the
+# whole, such as `popitem` or `copy`, guard all keys and their order.
+
+# %%
+@method(DictVal, "get")
+def dict_get(tx, self, key, default=NONE):
+    return default if is_missing(tx, self, key) else get_item(tx, self, key)
+
+
+@method(DictVal, "pop")
+def dict_pop(tx, self, key, default=None):
+    if is_missing(tx, self, key):
+        if default is None:
+            user_error(KeyError, key)
+        return default
+    value = get_item(tx, self, key)
+    delete_item(tx, self, key)
+    return value
+
+
+@method(DictVal, "popitem")
+def dict_popitem(tx, self, last=TRUE):
+    if not entries(tx, self):
+        user_error(KeyError, "popitem(): dictionary is empty")
+    key, value = (realize(tx, v) for v in list(self.items.values())[-1 if truth(tx, last) else 0])
+    delete_item(tx, self, key)
+    return TupleVal(items=[key, value])
+
+
+@method(DictVal, "setdefault")
+def dict_setdefault(tx, self, key, default=NONE):
+    if is_missing(tx, self, key):
+        set_item(tx, self, key, default)
+    return get_item(tx, self, key)
+
+
+@method(DictVal, "update", "__init__")
+def dict_update(tx, self, other=None, /, **kwargs):
+    for key, value in pairs_of(tx, other):
+        set_item(tx, self, key, value)
+    for key, value in kwargs.items():
+        set_item(tx, self, const(key), value)
+
+
+# %% [markdown]
+# `update` and `dict(...)` take a mapping or an iterable of pairs. `pairs_of` gives the pairs of either, one after the
+# other, as Python does: an object with a method `keys` is a mapping.
+#
+# The operators `|` and `|=`, and the methods that change many entries, are made of it.
+
+# %%
+def pairs_of(tx, value):
+    """The (key, value) pairs of what one may pass to dict(): a mapping with keys(), or an iterable of
+    pairs."""
+    value = TupleVal() if value is None else as_dict(tx, value, "__iter__")     # Python does not ask the class's own `keys`, either
+    if type(value) is DictVal:
+        yield from [(realize(tx, k), realize(tx, v)) for k, v in entries(tx, value).values()]
+    elif type(value) is ObjVal and has_attribute(tx, value, "keys"):
+        for key in unpack(tx, call(tx, get_attribute(tx, value, "keys"), [])):
+            yield key, get_item(tx, value, key)
+    else:
+        for item in values_of(tx, value):
+            pair = unpack(tx, item) if hasattr(item.cls, "__iter__") else ()
+            if len(pair) != 2:
+                unsupported(tx, "a dictionary of what are no pairs")
+            yield pair
+
+
+@method(DictVal, "__or__")
+def dict_or(tx, self, other):
+    if type(other) is DictVal:
+        result = dict_copy(tx, self)
+        dict_update(tx, result, other)
+        return result
+
+
+@method(DictVal, "__ior__")
+def dict_ior(tx, self, other):
+    dict_update(tx, self, other)
+    return self
+
+
+@method(DictVal, "copy", "__copy__")
+def dict_copy(tx, self):
+    return DictVal(items=entries(tx, self).copy(), cls=self.cls, factory=self.factory)
+
+
+@method(DictVal, "clear")
+def dict_clear(tx, self):
+    for key, _ in list(entries(tx, self).values()):
+        delete_item(tx, self, realize(tx, key))
+
+
+@method(DictVal, "move_to_end")
+def dict_move_to_end(tx, self, key, last=TRUE):
+    value = dict_pop(tx, self, key)
+    if truth(tx, last):
+        set_item(tx, self, key, value)
+    else:
+        items = {key_of(tx, key): (key, value), **self.items}
+        self.items.clear()
+        self.items.update(items)
+
+
+# %% [markdown]
+# ## set
+#
+# Which keys a set operation gives is for Python to say: its own method is called on the keys. The values behind
+# them are found again in the operands.
+#
+# A `SetVal` has two parts. `items` maps keys to the values of the trace, and `order` is a *real* set of the same
+# keys. The methods run on the real set. So what `a & b` contains, and in which order an iteration will meet it, is
+# not computed by rules of ours. `known` finds the value behind each key of the result. (Two equal keys may be
+# different objects, 1 and True for example, so it is found by identity.)
+
+# %%
+def set_of(tx, value, cls=set) -> SetVal:
+    """set(value)"""
+    if type(value) is SetVal:
+        return SetVal(items=value.items.copy(), order=set(order_of(tx, value)), cls=cls)
+    items = keyed(tx, unpack(tx, value))
+    return SetVal(items=items, order=set(items if type(value) is DictVal else items.keys()), cls=cls)
+
+
+def set_method(name, changes=False):
+    """Register a method that takes any iterables, or an operator, which takes a set. changes: itself."""
+    @method(SetVal, name)
+    def apply(tx, self, *others):
+        operator = name.startswith("__")
+        if operator and (type(others[0]) is not SetVal or changes and self.cls is frozenset):
+            return None
+        if changes:
+            touch(tx, self)
+        sets = [v if type(v) is SetVal else set_of(tx, v) for v in others]
+        known = {id(key): value for v in (*sets, self) for key, value in v.items.items()}   # equal keys: Python keeps either
+        with user_errors():
+            keys = getattr(self.order, name)(*(
+                v.order if type(v) is SetVal else s.items if type(v) is DictVal else list(s.items) for v, s in zip(others, sets)))
+        if isinstance(keys, bool):
+            return boolean(keys)
+        for v in (self, *others):
+            order_of(tx, v)
+        if changes:
+            self.items = {key: known[id(key)] for key in self.order}
+            return self if operator else None
+        return SetVal(items={key: known[id(key)] for key in keys}, order=keys, cls=self.cls)
+
+
+for _name in ("union", "intersection", "difference", "symmetric_difference", "issubset", "issuperset", "isdisjoint",
+              *(f"__{side}{name}__" for name in SET_OPERATORS for side in ("", "r")), *(f"__{name}__" for name in COMPARISONS)):
+    set_method(_name)
+for _name in ("update", "intersection_update", "difference_update", "symmetric_difference_update",
+              *(f"__i{name}__" for name in SET_OPERATORS)):
+    set_method(_name, changes=True)
+
+
+# %% [markdown]
+# Methods that change one item keep two things in step: `items`, from a key that can be hashed to the stand-in, and
+# `order`, a real set of these keys, which gives items in the order in which Python's own set would. `touch` tells the
+# side effects that the set has changed.
+
+# %%
+@method(SetVal, "add")
+def set_add(tx, self, item):
+    key = key_of(tx, item, self.items)
+    if key not in self.items:
+        touch(tx, self)
+        self.items[key] = item
+        self.order.add(key)
+
+
+@method(SetVal, "discard")
+def set_discard(tx, self, item):
+    key = key_of(tx, item, self.items)
+    if key in self.items:
+        touch(tx, self)
+        del self.items[key]
+        self.order.discard(key)
+
+
+@method(SetVal, "remove")
+def set_remove(tx, self, item):
+    if key_of(tx, item, self.items) not in self.items:
+        user_error(KeyError, item)
+    set_discard(tx, self, item)
+
+
+in_turn(SetVal, "update", "add")
+in_turn(SetVal, "difference_update", "discard")
+
+
+@method(SetVal, "pop")
+def set_pop(tx, self):
+    if not self.items:
+        user_error(KeyError, "pop from an empty set")
+    order_of(tx, self)
+    touch(tx, self)
+    return self.items.pop(self.order.pop())
+
+
+@method(SetVal, "clear")
+def set_clear(tx, self):
+    touch(tx, self)
+    self.items.clear()
+    self.order.clear()
+
+
+@method(SetVal, "copy", "__copy__")
+def set_copy(tx, self):
+    return self if self.cls is frozenset else set_of(tx, self)
+
+
+# %% [markdown]
+# ## Iterators and generators
+
+# %%
+def stop_iteration(*args):
+    user_error(StopIteration, *args)
+
+
+def result_of(generator) -> list:
+    """Arguments of the StopIteration that a generator ends with."""
+    result = generator.result if type(generator) is GenVal else None
+    return [] if result in (None, NONE) else [result]
+
+
+# %% [markdown]
+# An iterator of the trace has its next value or is at its end, in which case the program gets a `StopIteration`. A
+# generator is a frame that is interrupted: `send` and `throw` resume it (`advance`), and `close` throws a
+# `GeneratorExit` into it, which it has to let pass.
+
+# %%
+@METHODS.of((IterVal, "__next__"), (GenVal, "__next__"))
+def next_or_stop(tx, self):
+    return next_value(tx, self) or stop_iteration(*result_of(self))
+
+
+@method(GenVal, "send")
+def generator_send(tx, self, value):
+    return advance(tx, self, value) or stop_iteration(*result_of(self))
+
+
+@method(GenVal, "throw")
+def generator_throw(tx, self, exc, value=NONE, traceback=NONE):
+    if is_class(exc):
+        exc = value if type(value) is ExcVal and issubclass(value.cls, exc.real) else call(tx, exc, [] if value is NONE else [value])
+    if type(exc) is not ExcVal or type(traceback) is not TracebackVal and traceback is not NONE:
+        unsupported(tx, f"throw() of {describe(exc)}")
+    exc.traceback = exc.traceback if traceback is NONE else traceback
+    return advance(tx, self, thrown=exc) or stop_iteration(*result_of(self))
+
+
+@method(GenVal, "close")
+def generator_close(tx, self):
+    if self.started and not self.done:
+        thrown = ExcVal(cls=GeneratorExit)
+        ends = GeneratorExit, StopIteration
+        if unless_raised(ends, lambda: advance(tx, self, thrown=thrown)) is not None:
+            user_error(RuntimeError, "generator ignored GeneratorExit")
+    self.done = True
