@@ -9,7 +9,7 @@
 # 3. `tensors.py`, where the graph grows (`storage.py`: what a program sees of memory); `attributes.py`, `fields.py`, `iterate.py`,
 #    `operations.py`, `subscripts.py`, `methods.py` and `calls.py`, what Python means by `.`, `for`, `+`, `[]` and `()`; `contexts.py`;
 #    `library`, the callees that have no bytecode to look at, one by one, among them `classes.py`, classes that the trace
-#    itself makes, and `control_flow.py`, branches and scans that are functions; `regions.py`, autograd functions and checkpoints;
+#    itself makes, `control_flow.py`, branches and scans that are functions, and `regions.py`, autograd functions and checkpoints;
 # 4. `opcodes.py` and `opcodes_calls.py`: the instructions, now one to five lines each;
 # 5. `epilogue.py` and `capture.py`: the result is written down as a graph, guards, and the Python text of a
 #    function.

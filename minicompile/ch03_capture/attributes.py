@@ -170,35 +170,32 @@ def instance_attribute(tx, obj, name, found):
         at = at and (ItemSource(InstanceDictSource(obj.source), name) if slow else FieldSource(obj.source, name))
         return wrap(tx, fields[name], at)
     if kind is functools.cached_property:
-        if fields is not None:
-            guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)       # at the next call it may be there
+        guard_bare(tx, obj, name)                # at the next call it may be there
         result = call(tx, wrap(tx, found.func), [obj])
         store_attribute(tx, obj, name, result)
         return result
     if (written := written_in_class(tx, obj.cls, name)) is not None:
-        if at is not None and hasattr(real, "__dict__"):
-            guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)
+        guard_bare(tx, obj, name)
         return written
     if found is not MISSING:
-        return bind_unless_shadowed(tx, obj, name, found, at)
+        if name == "forward" or not is_library_class(obj.cls):
+            guard_bare(tx, obj, name)
+        return bind_attribute(tx, obj, name, found, at)
     fallback = lookup(obj.cls, "__getattr__")
     if fallback is torch.nn.Module.__getattr__:
         return module_child(tx, obj, name)
     if fallback is not MISSING:
-        if real is not None and obj.source is not None and hasattr(real, "__dict__"):
-            guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)
+        guard_bare(tx, obj, name)
         return call(tx, wrap(tx, fallback), [obj, const(name)])
     if real is not None:
         guard(tx, obj.source, "NO_ATTR", name)
     no_attribute(obj.cls, name)
 
 
-def bind_unless_shadowed(tx, obj, name, found, at):
-    """A non-data attribute of the class: the instance may have one of the same name some day."""
-    shadowable = hasattr(obj.real, "__dict__") and type(obj.real) is not type
-    if at is not None and shadowable and (name == "forward" or not is_library_class(obj.cls)):
-        guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)
-    return bind_attribute(tx, obj, name, found, at)
+def guard_bare(tx, obj, name):
+    """The object has no attribute `name` of its own, in front of what its class has."""
+    if hasattr(obj.real, "__dict__"):
+        guard(tx, part(InstanceDictSource, obj.source), "NO_KEY", name)
 
 # %% [markdown]
 # What lies in a class is not yet the attribute. A function becomes a method that remembers the instance, a
@@ -296,8 +293,7 @@ def module_child(tx, obj, name):
             return wrap(tx, children[name], part(ModuleAttrSource, obj.source, kind, name)) if overlay is None else \
                 realize(tx, overlay.items[name][1])
     # MODULE_STRUCTURE guards the names in those dictionaries; the class is guarded with them
-    if obj.source is not None:
-        guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)
+    guard_bare(tx, obj, name)
     no_attribute(obj.cls, name)
 
 

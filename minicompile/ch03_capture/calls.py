@@ -8,11 +8,9 @@
 
 # %%
 import collections
-import dataclasses
 import enum
 import functools
 import math
-import reprlib
 import types
 import typing
 import weakref
@@ -27,17 +25,17 @@ from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ItemSource
 from ..errors import SkipFrame
 from .attributes import found_attribute, get_attribute, is_library_class, module_child, store_attribute
-from .contexts import ContextExit, make_context
+from .contexts import make_context
 from .effects import changed
 from .fields import NAMING
 from .interpreter import inline
 from .methods import call_handler, call_method
 from .operations import emit_float, fold, scalar_of
 from .tensors import call_graph_function, is_graph_function
-from .tracer import CALLS, Tracer, answer, call, constant_source, enter_namespace, is_library, location, plain_python, unsupported
+from .tracer import CALLS, Tracer, call, constant_source, enter_namespace, is_library, location, plain_python, unsupported
 from .values import (
     AbstractValue, BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MISSING, MethodName,
-    MethodVal, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, boolean, const, describe, is_class, lookup,
+    MethodVal, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, boolean, const, describe, lookup,
     python_method, user_error, user_errors)
 from .wrap import as_python, dict_contents, entries, guard_keys, is_made_per_call, part, wrap
 
@@ -48,7 +46,6 @@ CALLS.update({
     MethodName: lambda tx, method, args, kwargs: call_method(tx, method.self, method.name, args, kwargs),
     PartialVal: lambda tx, partial, args, kwargs: call(tx, partial.func, [*partial.args, *args], {**partial.kwargs, **kwargs}),
     BuiltinVal: lambda tx, builtin, args, kwargs: builtin.call(tx, args, kwargs),
-    ContextExit: lambda tx, builtin, args, kwargs: builtin.call(tx, args, kwargs),
 })
 
 
@@ -173,8 +170,6 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue
         return handler(tx, function, *args, **kwargs)
     if is_refused_module(real.__module__ or ""):
         unsupported(tx, f"a call of {real.__module__}.{real.__qualname__}")
-    if code is DISPATCH and is_class(args[0]):         # what it looks up is in weak dictionaries
-        return wrap(tx, answer(tx, real, args[0].real))
     return inline_code(tx, function, args, kwargs)
 
 
@@ -218,16 +213,6 @@ def inline_code(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
 # %%
 BY_CODE = Table()                    # code of the functions that a decorator makes -> handler, given the function, too
 DISABLED = "_torchdynamo_disable"    # in the place of a code: what torch.compile, once it was used, has put around functions of PyTorch
-
-
-# `__repr__` of dataclasses notes which objects it is in the middle of; capture has its own limit of depth
-@BY_CODE.of(reprlib.recursive_repr()(len).__code__,
-            getattr(dataclasses, "_recursive_repr", reprlib.recursive_repr())(len).__code__)
-def call_wrapped(tx, function, *args, **kwargs):
-    return call(tx, wrap(tx, function.real.__wrapped__), args, kwargs)
-
-
-DISPATCH = functools.singledispatch(len).dispatch.__code__
 
 
 # %% [markdown]
@@ -332,15 +317,6 @@ def asks_its_class(cls, owner, name) -> bool:
         items = ("__contains__", "__getitem__", "__setitem__", "__delitem__") if name in BY_ITEMS else ()
         return name == "copy" or any(python_method(cls, item) for item in items)
     return name == "copy" and python_method(cls, "__iter__") is not None
-
-
-@REAL_CALLS.of(types.MethodWrapperType)
-def bind_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
-    """`object.__setattr__.__get__`, kept in a variable, binds the method to an object: classes made by `attrs` begin with it."""
-    bound = function.real.__self__
-    if function.real.__name__ != "__get__" or type(bound) is not types.WrapperDescriptorType or len(args) != 1 or kwargs:
-        unsupported(tx, f"a call of {describe(function)}")
-    return BuiltinVal(name=bound.__name__, call=lambda tx, more, named: call(tx, wrap(tx, bound), [*args, *more], named))
 
 
 @REAL_CALLS.of(types.MethodDescriptorType, types.WrapperDescriptorType)

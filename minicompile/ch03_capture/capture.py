@@ -33,7 +33,7 @@ from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.identity import held
 from ..ch02_guards.sources import ClosureCellSource, LocalSource, ModuleAttrSource, path_of
 from ..errors import SkipFrame, Unsupported, marked
-from . import contexts, library, opcodes, opcodes_calls, regions  # noqa: F401 (they fill tables)
+from . import contexts, library, opcodes, opcodes_calls  # noqa: F401 (they fill tables)
 from .contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .binding import SUSPENDS
 from .effects import written_storages

@@ -10,7 +10,7 @@
 
 # %%
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch.utils._device import DeviceContext
@@ -94,7 +94,7 @@ def context_attribute(tx, value, name):
     if name == "__enter__":
         return BuiltinVal(name=name, call=lambda tx, args, kwargs: enter(tx, value))
     if name == "__exit__":
-        return ContextExit(name=name, call=lambda tx, args, kwargs: leave(tx, value) or FALSE, context=value)
+        return BuiltinVal(name=name, call=lambda tx, args, kwargs: leave(tx, value) or FALSE, stands_for=value)
     if name == "clone":
         return BuiltinVal(name=name, call=lambda tx, args, kwargs: not_entered(value))
     if name == "__class__":
@@ -102,6 +102,11 @@ def context_attribute(tx, value, name):
     if name == "prev" and value.kind == "grad":
         return const(value.saved[-1] if value.saved else False)
     unsupported(tx, f"the attribute {name} of a context manager")
+
+
+def leaves_context(value) -> bool:
+    """Whether this is the bound `__exit__` that `with` keeps on the stack; a resume function makes it anew."""
+    return type(value) is BuiltinVal and type(value.stands_for) is ContextVal
 
 
 def device_context(device: Const) -> ContextVal:
@@ -118,12 +123,6 @@ def leave_device(tx, device, *error):
     if innermost is None or innermost.result is not device:
         unsupported(tx, "a device left in another order than entered")
     leave(tx, innermost)
-
-
-@dataclass(eq=False)
-class ContextExit(BuiltinVal):
-    """The bound `__exit__` that `with` keeps on the stack; a resume function makes it anew."""
-    context: ContextVal = None
 
 
 @CALLS.of(ContextVal)

@@ -130,7 +130,7 @@ def difference_of_dicts(before, after) -> tuple:
 # %% [markdown]
 # ## Code that must not change anything
 #
-# The backward of an autograd function (`regions.py`) runs later, perhaps never; a checkpointed function runs
+# The backward of an autograd function (`library/regions.py`) runs later, perhaps never; a checkpointed function runs
 # twice; one with an `lru_cache` perhaps not at all. What such code changes outside of itself cannot be part
 # of the one epilogue of this call, so there must be nothing. Objects that the trace makes are numbered; a
 # change of one that is older than the region ends the graph, and eager does it.

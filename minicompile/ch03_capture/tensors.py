@@ -61,7 +61,7 @@ def to_arg(tx: Tracer, value: AbstractValue):
 
 
 def node_here(tx: Tracer, node: torch.fx.Node) -> torch.fx.Node:
-    """`node` in the graph that is being built: one of the graph around it becomes an input (regions.py)."""
+    """`node` in the graph that is being built: one of the graph around it becomes an input (library/regions.py)."""
     if node.graph is tx.graph:
         return node
     if node not in tx.lifted:

@@ -102,7 +102,7 @@ class Tracer:
     globals: Globals
     stop_at: int | None = None
     graph: Graph = field(default_factory=Graph)
-    outer: Graph | None = None                       # the graph around `graph`, where that is of a backward (`regions.py`)
+    outer: Graph | None = None                       # the graph around `graph`, where that is of a backward (`library/regions.py`)
     lifted: dict = field(default_factory=dict)       # its nodes that are read here -> their placeholders
     guards: GuardSet = field(default_factory=GuardSet)
     tensors: Tensors = field(default_factory=Tensors)

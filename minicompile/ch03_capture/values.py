@@ -19,7 +19,7 @@
 # | `METHODS`: methods and operators that are written in C | kind of value, name | `methods.py`, `library/containers.py` |
 # | `CALLS`: what calling it does | kind of value | `calls.py` |
 # | `REAL_CALLS`: the same, for callables that existed before | class | `calls.py`, `library/standard.py` |
-# | `HANDLED`: calls of builtins, some of torch | real function | `library`, `regions.py` |
+# | `HANDLED`: calls of builtins, some of torch | real function | `library` |
 # | `RECONSTRUCT`: how it is built again when the call returns | kind of value | `epilogue.py` |
 # | `HANDLERS`: the bytecode instructions | name | `opcodes.py`, `opcodes_calls.py` |
 #
@@ -412,7 +412,8 @@ class SuperVal(AbstractValue):
 
 @dataclass(eq=False)
 class BuiltinVal(AbstractValue):
-    """A builtin the interpreter itself implements: `call(tx, args, kwargs) -> AbstractValue`."""
+    """A builtin the interpreter itself implements: `call(tx, args, kwargs) -> AbstractValue`. stands_for: an object of C in a class of
+    the trace, such as a property, or the context that this `__exit__` leaves."""
     call: Any = None
     name: str = ""
     stands_for: Any = None

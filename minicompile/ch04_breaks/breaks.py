@@ -24,7 +24,7 @@ from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.identity import held
 from ..ch02_guards.sources import LocalSource
 from ..ch03_capture import capture as cap, hook
-from ..ch03_capture.contexts import ContextExit
+from ..ch03_capture.contexts import leaves_context
 from ..ch03_capture.epilogue import Epilogue, expression, pool
 from ..ch03_capture.values import LASTI, NULL, CellVal, HandlingVal, NotConstant
 from ..errors import GraphBreakError, SkipFrame, Unsupported, marked
@@ -94,7 +94,7 @@ def capture_until(func, args, options, error) -> cap.Captured:
 def cut(done: cap.Trace, reason) -> cap.Captured:
     """What the trace has done so far, then a step from where it stopped."""
     tx, frame = done.tx, done.frame
-    on_stack = [v.context for v in frame.stack if isinstance(v, ContextExit)]
+    on_stack = [v.stands_for for v in frame.stack if leaves_context(v)]
     if on_stack != done.active:
         raise Unsupported("graph break inside a context that was entered out of sight",
                           born=min((c.entered for c in done.active if c not in on_stack), default=0))
@@ -151,8 +151,8 @@ def stack_slots(ep, stack) -> tuple:
         if value is NULL or value is LASTI:
             kinds.append(resume.NULL if value is NULL else resume.LASTI)
             continue
-        if isinstance(value, ContextExit):
-            kind, value = resume.CONTEXT, value.context
+        if leaves_context(value):
+            kind, value = resume.CONTEXT, value.stands_for
         elif type(value) is HandlingVal:
             kind, value = resume.HANDLING, value.current
         else:

@@ -22,9 +22,10 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 from ..ch01_graphs.fake import storage_key
 from ..ch01_graphs.symbolic import present
 from ..ch03_capture import hook
-from ..ch03_capture.calls import BY_CODE, DISABLED, NAMED, call_wrapped, handles, inline_code
+from ..ch03_capture.calls import BY_CODE, DISABLED, NAMED, handles, inline_code
 from ..ch03_capture.effects import call_later, changed
 from ..ch03_capture.inputs import counter
+from ..ch03_capture.library.standard import call_wrapped
 from ..ch03_capture.operations import METHODS, emit_float
 from ..ch03_capture.tensors import call_tensor_method, emit
 from ..ch03_capture.tracer import Tracer, call, is_library, unsupported

@@ -170,7 +170,7 @@ def program_of(gm, values, run: Run) -> GraphText:
     dynamic = len(statements) > 0 or any(isinstance(n.meta["val"], torch.SymInt) for n in placeholders)
     prelude, classes = "", {}
     for node in gm.graph.nodes:
-        if node.op == "call_function" and getattr(node.target, "__module__", "") == "minicompile.ch03_capture.regions":
+        if node.op == "call_function" and getattr(node.target, "__module__", "") == "minicompile.ch03_capture.library.regions":
             qualified = f"{node.target.__module__}.{node.target.__name__}".replace(".", "_")
             classes[qualified] = node.target
         elif node.op == "get_attr":

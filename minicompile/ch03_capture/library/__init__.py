@@ -7,4 +7,4 @@
 # examples.
 
 # %%
-from . import builtins_, classes, containers, control_flow, standard, torch_functions  # noqa: F401
+from . import builtins_, classes, containers, control_flow, regions, standard, torch_functions  # noqa: F401

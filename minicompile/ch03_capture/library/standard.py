@@ -15,6 +15,7 @@ import collections
 import contextvars
 import copy
 import copyreg
+import dataclasses
 import fnmatch
 import functools
 import heapq
@@ -26,6 +27,7 @@ import logging
 import operator
 import posixpath
 import re
+import reprlib
 import sys
 import textwrap
 import types
@@ -38,7 +40,7 @@ from ...ch01_graphs.fake import storage_key
 from ...ch02_guards.identity import HEAP_TYPE
 from ...ch02_guards.sources import AttrSource, CallSource
 from ..attributes import get_attribute
-from ..calls import HANDLED, OBJECT_METHODS, REAL_CALLS, handles, inline_function, refuse_weak
+from ..calls import BY_CODE, HANDLED, OBJECT_METHODS, REAL_CALLS, handles, inline_code, inline_function, refuse_weak
 from ..effects import effect_free
 from ..interpreter import handled_exception, read_cell, read_local
 from ..iterate import iterate, unpack, values_of
@@ -48,7 +50,7 @@ from ..subscripts import contains, set_item
 from ..tracer import answer, call, constant_source, guard, location, plain_python, unsupported
 from ..values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal,
-    SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, python_method, captures, user_errors)
+    SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, is_class, python_method, captures, user_errors)
 from ..wrap import key_of, part, realize, wrap
 from .builtins_ import folded, function_of, refused
 
@@ -183,6 +185,31 @@ def bind_function(tx, self, obj, owner=NONE):
     if type(self.real) is not types.FunctionType:
         raise NotConstant
     return self if obj is NONE else MethodVal(func=self, self=obj)
+
+
+# %% [markdown]
+# Decorators make functions that all have one code object, by which they are known: `__repr__` of dataclasses notes which objects it is
+# in the middle of, and capture has its own limit of depth; what `singledispatch` looks up is in weak dictionaries.
+
+# %%
+@BY_CODE.of(reprlib.recursive_repr()(len).__code__,
+            getattr(dataclasses, "_recursive_repr", reprlib.recursive_repr())(len).__code__)
+def call_wrapped(tx, function, *args, **kwargs):
+    return call(tx, wrap(tx, function.real.__wrapped__), args, kwargs)
+
+
+@BY_CODE.of(functools.singledispatch(len).dispatch.__code__)
+def dispatch(tx, function, cls):
+    return wrap(tx, answer(tx, function.real, cls.real)) if is_class(cls) else inline_code(tx, function, [cls], {})
+
+
+@REAL_CALLS.of(types.MethodWrapperType)
+def bind_descriptor(tx, function, args, kwargs):
+    """`object.__setattr__.__get__`, kept in a variable, binds the method to an object: classes made by `attrs` begin with it."""
+    bound = function.real.__self__
+    if function.real.__name__ != "__get__" or type(bound) is not types.WrapperDescriptorType or len(args) != 1 or kwargs:
+        unsupported(tx, f"a call of {describe(function)}")
+    return BuiltinVal(name=bound.__name__, call=lambda tx, more, named: call(tx, wrap(tx, bound), [*args, *more], named))
 
 
 # %% [markdown]

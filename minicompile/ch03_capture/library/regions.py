@@ -27,15 +27,15 @@ import torch
 from torch.autograd.function import FunctionCtx, _SingleLevelFunction, once_differentiable
 from torch.utils import checkpoint as checkpoints
 
-from ..ch01_graphs.fake import storage_key
-from ..ch01_graphs.graph import Graph, graph_module
-from .attributes import get_attribute, store_attribute
-from .calls import HANDLED, handles
-from .contexts import set_grad
-from .effects import effect_free
-from .tensors import emit, run_fake, to_arg
-from .tracer import Tracer, call, unsupported
-from .values import NONE, ObjVal, TensorVal, TupleVal, AbstractValue, const, describe
+from ...ch01_graphs.fake import storage_key
+from ...ch01_graphs.graph import Graph, graph_module
+from ..attributes import get_attribute, store_attribute
+from ..calls import HANDLED, handles
+from ..contexts import set_grad
+from ..effects import effect_free
+from ..tensors import emit, run_fake, to_arg
+from ..tracer import Tracer, call, unsupported
+from ..values import NONE, ObjVal, TensorVal, TupleVal, AbstractValue, const, describe
 
 # %% [markdown]
 # ## The context object
