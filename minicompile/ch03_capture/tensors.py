@@ -374,7 +374,7 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
 def used_since(tx: Tracer, tensor: TensorVal) -> int | None:
     """The number of the first node that computes from it something that autograd knows; None where there is none."""
     edge = tensor.fake.grad_fn, tensor.fake.output_nr
-    return min((v.node.meta["born"] for v in tx.tensor_of_fake.values() if "born" in v.node.meta
+    return min((v.node.meta["born"] for v in tx.tensors.of_fake.values() if "born" in v.node.meta
                 and any(edge in node.next_functions for node in known_history(v.fake))), default=None)
 
 

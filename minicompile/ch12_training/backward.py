@@ -485,7 +485,7 @@ def requires_grad_(tx, self, requires_grad=Const(value=True)):
     if self.real is None:
         node = tx.graph.call_method("requires_grad_", (self.node, requires_grad.value))
         finish_node(tx, node, self.fake)
-    elif self.fake._version != self.version and any(v.fake._base is self.fake for v in tx.tensor_of_fake.values()):
+    elif self.fake._version != self.version and any(v.fake._base is self.fake for v in tx.tensors.of_fake.values()):
         # Autograd gives a view a history that is older than the last write. Behind a break it would be a new view
         raise SkipFrame("Tensor.requires_grad_() of an input that the graph has written to, and has views of", location(tx))
     elif self.node.users or self.real._is_view() or self.source is None:
