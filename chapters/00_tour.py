@@ -92,7 +92,7 @@ for i in dis.get_instructions(half_block):
 # the place of objects. `scale` is the number 0.5, so the branch has one way out and disappears. A tensor
 # operation does not compute; it writes a line into a graph. The right-hand comments are the user's lines:
 # each node remembers where it came from, and will do so until it is a line of C++. ([Chapter
-# 3](chapter:03); [`interpreter.run`](ref:minicompile.ch03_capture.interpreter.run))
+# 3](chapter:03); [`interpreter.run_instructions`](ref:minicompile.ch03_capture.interpreter.run_instructions))
 
 # %%
 from minicompile.ch01_graphs.graph import print_graph

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from chapters import tiny
 from chapters._lib import Table, Walk, best_time, draw_fx, drawing, example, head, lines, row_of_boxes, shortened, size, watch
-from minicompile.ch01_graphs.graph import describe, interpret, print_graph
+from minicompile.ch01_graphs.graph import interpret, print_graph, type_text
 from minicompile.ch01_graphs.trace import Recorder, trace
 
 # %% [markdown]
@@ -186,8 +186,8 @@ class Watched(Recorder):
 
     def __torch_dispatch__(self, func, types_, args=(), kwargs=None):
         out = super().__torch_dispatch__(func, types_, args, kwargs)
-        tensors = ", ".join(describe(a) for a in args if isinstance(a, torch.Tensor))
-        self.frames.append((f"{func} arrives with {tensors}. The answer is {describe(out)} with strides {tuple(out.stride())}.",
+        tensors = ", ".join(type_text(a) for a in args if isinstance(a, torch.Tensor))
+        self.frames.append((f"{func} arrives with {tensors}. The answer is {type_text(out)} with strides {tuple(out.stride())}.",
                             print_graph(types.SimpleNamespace(graph=self.graph))))
         return out
 
@@ -307,7 +307,7 @@ def tried(run):
 
 
 # %%
-def in_all(f, *args, say=describe):
+def in_all(f, *args, say=type_text):
     """What eager, tiny and minicompile answer."""
     def traced():
         graph = trace(lambda *fakes: [f(*fakes)], [mode.from_real(a) for a in args]).graph
@@ -443,7 +443,7 @@ Table(["node", "made from", "the user's line"], [(n.name, *n.meta["origins"], n.
 # identities. So `wrap` first looks whether the meta tensor belongs to a fake that was written. `with_small_sizes` is for
 # sizes that have a name and no value, which come below: one that is 0 or 1 at present becomes a number.
 #
-# %show minicompile.ch01_graphs.operators.ask "def wrap" to "return pytree"
+# %show minicompile.ch01_graphs.operators.run_on_fakes "def wrap" to "return pytree"
 #
 # And `trace` is short, since the recorder does everything:
 #

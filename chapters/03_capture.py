@@ -270,12 +270,12 @@ Table(["program", "tiny: parts", "because", "minicompile: graphs"], rows)
 #
 # The loop takes the next step, which is a handler, the number of values that it pops, and the instruction:
 #
-# %show minicompile.ch03_capture.interpreter.run "handler, pops, instruction" to "raise Unsupported(f"the instruction"
+# %show minicompile.ch03_capture.interpreter.run_instructions "handler, pops, instruction" to "raise Unsupported(f"the instruction"
 #
 # The handler gets the popped values as its arguments. What it returns is pushed: one value, a list of them, or
 # nothing. The handlers of `return` and `yield` give a `Leave`, which holds a value. With it this run of the frame ends:
 #
-# %show minicompile.ch03_capture.interpreter.run "if type(pushed) is list" to "stack.append(pushed)"
+# %show minicompile.ch03_capture.interpreter.run_instructions "if type(pushed) is list" to "stack.append(pushed)"
 #
 # Between the two stands the call of the handler, and two kinds of exceptions may come out of it. They must not be
 # confused.
@@ -547,7 +547,7 @@ def held(content):
 
 def writes_of(function, names, **args):
     """A frame for each line of the function that changed a description."""
-    frames, last, real_start = [], [None], capture_module.start
+    frames, last, real_start = [], [None], capture_module.start_trace
     text, first = inspect.getsourcelines(function)
 
     def note(tx, instruction):
@@ -577,11 +577,11 @@ def writes_of(function, names, **args):
         frame.decoded = dataclasses.replace(frame.decoded, steps=steps)
         return tx, frame
 
-    capture_module.start = start
+    capture_module.start_trace = start
     try:
         made = capture_module.capture(function, args)
     finally:
-        capture_module.start = real_start
+        capture_module.start_trace = real_start
     return made, frames
 
 
@@ -710,7 +710,7 @@ head(print_graph(graph), 45)
 from minicompile.ch03_capture import capture
 from minicompile.ch03_capture.capture import CaptureOptions
 
-done = capture.trace(Block.forward, {"self": block, "x": x}, CaptureOptions())
+done = capture.trace_frame(Block.forward, {"self": block, "x": x}, CaptureOptions())
 calls_in_graph = sum(n.op in ("call_function", "call_method") for n in done.tx.graph.nodes)
 Table(
     ["what", "number"],
@@ -730,7 +730,7 @@ Table(
 # %% tags=["fold"]
 from minicompile.ch03_capture import interpreter
 
-entered, real_run = [], interpreter.run
+entered, real_run = [], interpreter.run_instructions
 
 
 def noted_run(tx, frame, *args):
@@ -742,11 +742,11 @@ def noted_run(tx, frame, *args):
         row[2:] = tx.ops - before, len(tx.graph.nodes) - nodes
 
 
-interpreter.run = noted_run
+interpreter.run_instructions = noted_run
 try:
-    capture.trace(Block.forward, {"self": block, "x": x}, CaptureOptions())
+    capture.trace_frame(Block.forward, {"self": block, "x": x}, CaptureOptions())
 finally:
-    interpreter.run = real_run
+    interpreter.run_instructions = real_run
 Table(["depth", "frame", "instructions, with those below", "nodes added"],
       [("\u00b7 " * depth, name, ops, nodes) for depth, name, ops, nodes in entered])
 

@@ -402,12 +402,12 @@ access_table(f)
 # there are no strides to compare. Then the strides are None, and the dimensions are paired in order, by size alone.) In
 # the code both lists are turned around, so that `pop` takes the fastest of each, as variable, stride and size:
 #
-# %show minicompile.ch08_fusion.iteration.cut "a, b, segments" to "return None"
+# %show minicompile.ch08_fusion.iteration.pair_up "a, b, segments" to "return None"
 #
 # The rest of the loop is the comparison of the two sizes. `_exact(na, nb)` is the quotient if `nb` divides `na`, and None
 # otherwise. What is left of the larger variable goes back to its list:
 #
-# %show minicompile.ch08_fusion.iteration.cut "if na == nb" to "return None if a"
+# %show minicompile.ch08_fusion.iteration.pair_up "if na == nb" to "return None if a"
 
 # %%
 alignment_table(f)

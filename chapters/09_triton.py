@@ -102,7 +102,7 @@ lines(
 # of this size, with four warps, which is eight elements a thread. It takes fewer where the tensor is so small that some
 # multiprocessors would get no program at all, and where a kernel has many operands, each of which needs registers:
 #
-# %show minicompile.ch09_triton.heuristics.pointwise
+# %show minicompile.ch09_triton.heuristics.pointwise_config
 #
 # ## The smallest version that works: rows and columns
 #

@@ -431,7 +431,7 @@ print(print_graph(captured))
 
 # %% tags=["fold"]
 from minicompile.ch01_graphs.fake import FakeMode
-from minicompile.ch01_graphs.graph import describe
+from minicompile.ch01_graphs.graph import type_text
 from minicompile.ch01_graphs.trace import Recorder
 
 mode, recorder, values, frames = FakeMode(), Recorder(), {}, []
@@ -455,7 +455,7 @@ for node in captured.graph.nodes:
     written = list(recorder.graph.nodes)[before:]
     fake = values[node]
     note = f"Autograd notes {type(fake.grad_fn).__name__}." if isinstance(fake, torch.Tensor) else "The engine runs."
-    shown = [(n.name, line_of(n).partition(" = ")[2], describe(n.meta["val"])) for n in written]
+    shown = [(n.name, line_of(n).partition(" = ")[2], type_text(n.meta["val"])) for n in written]
     frames.append((f"The captured node {node.name}. {note}", Table(["written", "call", "what it is"], shown)))
 Walk("Recording a graph that contains backward()", frames)
 

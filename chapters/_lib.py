@@ -682,7 +682,7 @@ def step_through(function, **args):
     from minicompile.ch03_capture import capture
     from minicompile.ch03_capture.values import NULL, describe
 
-    rows, real_start = [], capture.start
+    rows, real_start = [], capture.start_trace
 
     def short(value):
         words = re.sub(r"a tensor of shape \(([\d, ]*?),?\)", r"tensor[\1]", describe(value))
@@ -714,12 +714,12 @@ def step_through(function, **args):
         )
         return tx, frame
 
-    capture.start = start
+    capture.start_trace = start
     try:
         with contextlib.suppress(errors.Unsupported):
             capture.capture(function, args)
     finally:
-        capture.start = real_start
+        capture.start_trace = real_start
     return Stepper(function.__name__, rows)
 
 
@@ -728,7 +728,7 @@ def step_through(function, **args):
 
 def draw_fx(gm, alt, caption="", only=None, width=150):
     """A graph of calls: inputs grey, library calls orange, the rest blue. only: a predicate on nodes."""
-    from minicompile.ch01_graphs.graph import describe
+    from minicompile.ch01_graphs.graph import type_text
 
     chosen = [n for n in gm.graph.nodes if n.op != "output" and (only is None or only(n))]
     nodes = {}
@@ -741,7 +741,7 @@ def draw_fx(gm, alt, caption="", only=None, width=150):
             if n.op == "placeholder"
             else "library" if re.search(r"mm|linear|matmul|attention", target) else "compute"
         )
-        nodes[n.name] = (shortened(target, 22), shortened(describe(n.meta.get("val")), 24), kind)
+        nodes[n.name] = (shortened(target, 22), shortened(type_text(n.meta.get("val")), 24), kind)
     edges = [(a.name, n.name) for n in chosen for a in n.all_input_nodes if a.name in nodes]
     return drawing(nodes, edges, alt, caption, width=width)
 

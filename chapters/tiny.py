@@ -1204,7 +1204,7 @@ if __name__ == "__main__" and OPCODES:
 #
 # Each line names a piece of this part, its counterpart, and what the counterpart adds.
 #
-# - `step`: [](ref:minicompile.ch03_capture.interpreter.run). Exceptions and their handlers, generators,
+# - `step`: [](ref:minicompile.ch03_capture.interpreter.run_instructions). Exceptions and their handlers, generators,
 #   `with`.
 # - `load_attr`: [](ref:minicompile.ch03_capture.opcodes.load_attr). Descriptors, `__getattr__`, modules, classes.
 # - `for_iter`: [](ref:minicompile.ch03_capture.opcodes.for_iter). Iterators of every kind.

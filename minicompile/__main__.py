@@ -126,17 +126,12 @@ def bisect(
         raise typer.Exit(1)
 
 
-def run_script(arguments: list[str]) -> None:
-    """Run a Python script as `__main__` with `torch.compile` standing for `minicompile.compile`."""
-    from .tools.standin import run_script as run
-    run(arguments)
-
-
 def main():
     """Entry point. `run` bypasses the option parser: what follows the script's name is the script's own."""
+    from .tools import standin
     try:
         if sys.argv[1:2] == ["run"] and sys.argv[2:3] != ["--help"]:
-            run_script(sys.argv[2:])
+            standin.run_script(sys.argv[2:])
         else:
             app()
     except MinicompileError as error:
@@ -145,7 +140,8 @@ def main():
 
 @app.command("run", help="Run SCRIPT with ARGS unmodified; in it, torch.compile means minicompile.compile.")
 def run_help(script: str, args: Annotated[Optional[list[str]], typer.Argument()] = None):
-    run_script([script, *(args or [])])
+    from .tools import standin
+    standin.run_script([script, *(args or [])])
 
 
 if __name__ == "__main__":

@@ -79,15 +79,15 @@ RECOMPILES = [
 RECOMPILE_DEFAULT = "Keep this value the same between calls, or pass it as a tensor."
 
 
-def lookup(table, text: str, default: str) -> str:
+def advice_for(table, text: str, default: str) -> str:
     return next((advice for pattern, advice in table if re.search(pattern, text)), default)
 
 
 def for_break(reason) -> str:
     """What to do about a graph break with this reason."""
-    return lookup(BREAKS, str(reason), BREAK_DEFAULT)
+    return advice_for(BREAKS, str(reason), BREAK_DEFAULT)
 
 
 def for_recompile(why) -> str:
     """What to do about a recompile with this explanation."""
-    return lookup(RECOMPILES, str(why), RECOMPILE_DEFAULT)
+    return advice_for(RECOMPILES, str(why), RECOMPILE_DEFAULT)

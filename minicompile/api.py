@@ -10,7 +10,7 @@ import torch
 from . import logs, marks
 from .config import OPTIONS, config, did_you_mean, resolve_options
 from .errors import MinicompileError
-from .stances import context_for, current
+from .stances import context_for, contexts, current
 
 # The ladder of backends, lowest rung first: each is an executable meaning of one stage.
 BACKENDS = {
@@ -287,5 +287,7 @@ def reset() -> None:
     """Drop all compiled code and all decisions, as in a new process."""
     from . import frames
     from .driver import counters
-    frames.reset()
+    frames.hook.forget_all()
+    contexts.clear()
+    logs._warned.clear()
     counters.clear()

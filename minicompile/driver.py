@@ -37,7 +37,7 @@ from .ch08_fusion.fuse import fuse
 from .ch08_fusion.groups import FusionOptions
 from .ch08_fusion.kernel import Kernel
 from .ch08_fusion.reference import verify_schedule
-from .ch09_triton.launch import warm_up
+from .ch09_triton.launch import start_workers
 from .ch11_runtime.cudagraphs import GraphSet, graphed, outputs_that_leave, without_collection
 from .ch11_runtime.host import compile_apart, compile_schedule
 from .ch11_runtime.numbers import Apart
@@ -142,7 +142,7 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str, late_error: Cal
                        "max-autotune-no-cudagraphs is default.")
     device = "cuda" if any(isinstance(f, torch.Tensor) and f.is_cuda for f in fakes) else "cpu"
     if device == "cuda":
-        warm_up()
+        start_workers()
     elif not torch.cuda.is_available():
         note_missing_gpu(backend)
     if backend != "cudagraphs" and reads_many_channels(gm):

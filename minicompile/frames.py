@@ -41,7 +41,7 @@ from .ch04_breaks.resume import original_code
 from .config import Config, config
 from .errors import GraphBreakError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported
 from .learning import explain_miss
-from .stances import Context, contexts, current
+from .stances import Context, current
 from .versions import FrameState, compile_frame, internal_error, model_of, name_of_code, states, warned, without_saved_tensor_hooks
 
 _lock = threading.RLock()
@@ -265,7 +265,7 @@ def new_entry(state: FrameState, function, args):
         return compile_frame(state, function, args)
     except SkipFrame as skip:
         if getattr(skip, "told", False):
-            state.unseen = state.unseen or unseen(state.context)
+            state.unseen = state.unseen or run_unseen(state.context)
         skip_frame(state, skip)
         return state.unseen and entries.Entry(state.unseen, [], GuardSet())
     except Unsupported as unsupported:
@@ -365,7 +365,7 @@ def skip_frame(state: FrameState, why: Unsupported | None = None) -> None:
 # once more, in a context in which nobody is told.
 
 # %%
-def unseen(context: Context):
+def run_unseen(context: Context):
     return running_in(replace(context, unseen=context))
 
 
@@ -412,13 +412,6 @@ def forget(state: FrameState) -> None:
     state.given_up = True
     state.cache.entries.clear()
     state.publish(None)
-
-
-def reset() -> None:
-    """Drop every compiled entry and every decision."""
-    hook.reset()
-    contexts.clear()
-    logs._warned.clear()
 
 
 hook.set_callback(on_new_code, entries.MISSED)

@@ -218,7 +218,7 @@ def refuted(weak_state) -> None:
         state.refuted += 1
         if state.refuted == TRUST and not state.context.fullgraph:
             state.cache.entries.clear()
-            entries.link(state.cache)
+            entries.link_entries(state.cache)
 
 
 def call_of_graph(state: FrameState, captured, namespace: dict) -> str:

@@ -23,7 +23,7 @@ from minicompile.ch06_decompositions import table
 from minicompile.ch07_loops import reference, table as lowerings
 from minicompile.ch10_cpp import ops
 from minicompile.tools import apart, shrink
-from minicompile.tools.answers import Run, compare, evaluate, references
+from minicompile.tools.answers import Run, answers_of, find_differences, references
 
 pytestmark = [pytest.mark.usefixtures("reset"), pytest.mark.processes]
 
@@ -209,15 +209,15 @@ def test_rounding_is_no_difference(bisect):
 def test_the_rule_of_numbers():
     def answers(value, **more):
         run = Run(lambda: (lambda x: value(x), (torch.tensor([1.0, 1e-3, 5.0]),), {}), calls=1)
-        return run, apart.Outcome(evaluate(run, None))
+        return run, apart.Outcome(answers_of(run, None))
 
     run, _ = answers(lambda x: x / 3)
     refs = references(run, 60)
-    assert not compare(answers(lambda x: x / 3 + 2e-8)[1], refs)
-    assert compare(answers(lambda x: x / 3 + 1e-5)[1], refs)[0].kind == "value"
-    assert compare(answers(lambda x: (x / 3).double())[1], refs)[0].kind == "form"
-    assert "nan where eager has" in compare(answers(lambda x: x / 3 * torch.tensor([1, float("nan"), 1]))[1], refs)[0].text
-    assert compare(answers(lambda x: x.nosuch)[1], refs)[0].kind == "exception"
+    assert not find_differences(answers(lambda x: x / 3 + 2e-8)[1], refs)
+    assert find_differences(answers(lambda x: x / 3 + 1e-5)[1], refs)[0].kind == "value"
+    assert find_differences(answers(lambda x: (x / 3).double())[1], refs)[0].kind == "form"
+    assert "nan where eager has" in find_differences(answers(lambda x: x / 3 * torch.tensor([1, float("nan"), 1]))[1], refs)[0].text
+    assert find_differences(answers(lambda x: x.nosuch)[1], refs)[0].kind == "exception"
 
 
 @pytest.mark.parametrize("t", [torch.randn(3, 4), torch.randn(2, 3, 4).permute(2, 0, 1), torch.randn(9)[::2], torch.randn(3, 1).expand(3,

@@ -109,6 +109,21 @@ def test_a_circle_is_found():
     assert circle({**sources, "c.py": "from . import a"}) and circle({**sources, "c.py": "from . import f"})
 
 
+# What may bear one name in two modules: two stand for one interface (two generators, the C hook and its stand-in, two
+# implementations of one algorithm), and `realize` is the term of both TorchDynamo and TorchInductor for the end of being lazy.
+ONE_INTERFACE = {"convert", "emit_list", "form", "source_of", "set_callback", "set_target", "skip_code", "philox_uniform", "realize"}
+
+
+def test_one_name_one_meaning():
+    """A module-level function's name says what it does wherever it stands; what a decorator registers is named for its table."""
+    homes = {}
+    for path in MODULES:
+        for node in ast.parse((PACKAGE / path).read_text()).body:
+            if isinstance(node, ast.FunctionDef) and not node.decorator_list and not path.startswith("bench/"):
+                homes.setdefault(node.name, []).append(path)
+    assert {name for name, paths in homes.items() if len(paths) > 1} == ONE_INTERFACE
+
+
 @pytest.mark.parametrize("text", [
     "import torch._dynamo", "from torch._inductor import config", "from torch import _dynamo", "import functorch",
     "def f():\n    from torch.fx.experimental import proxy_tensor", "x = torch._decomp.table", "torch.compile(f)",

@@ -442,14 +442,14 @@ def test_the_compile_server_is_killed(tmp_path, monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setattr(launch, "_pool", None)
     task = TASK | dict(key="0123456789abcdef", path=str(tmp_path / "01" / "0123456789abcdef.cubin"))
-    first = launch.pool()
+    first = launch.compile_pool()
     try:
         waits = [first.submit(task | {"key": f"{n:016x}", "path": str(tmp_path / f"{n:016x}")}) for n in range(3)]
         os.kill(first.process.pid, signal.SIGKILL)
         assert all(launch.ENDED in wait() for wait in waits) and not first.waiting
         first.process.wait()
         assert launch.ENDED in first.submit(task)()
-        second = launch.pool()
+        second = launch.compile_pool()
         assert second is not first and second.submit(task)() == "" and not second.waiting
         result = launch.read_result(task)
         assert result["cubin"][:4] == b"\x7fELF"

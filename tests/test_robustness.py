@@ -74,7 +74,7 @@ def warned(function, *args):
 
 # ---- errors of the compiler itself ---------------------------------------------------------------------------------
 
-STAGES = {"capture": (capture, "trace"), "epilogue": (capture, "finish_capture"), "guards": (codegen, "build_entry"),
+STAGES = {"capture": (capture, "trace_frame"), "epilogue": (capture, "finish_capture"), "guards": (codegen, "build_entry"),
           "callback": (frames, "target_for"),
           "differentiate": (driver, "compile_training"), "decompose": (driver, "decompose"), "lower": (driver, "lower"),
           "fuse": (driver, "fuse"), "emit": (driver, "compile_schedule")}
@@ -150,13 +150,13 @@ def test_an_internal_error_while_explaining_a_miss(monkeypatch):
 
 def test_an_internal_error_after_a_break(monkeypatch):
     compiled = minicompile.compile(broken_in_two, backend="eager")
-    original = capture.trace
+    original = capture.trace_frame
 
     def fails_in_the_rest(func, *args, **kwargs):
         if "resume" in func.__qualname__:
             raise IndexError("injected")
         return original(func, *args, **kwargs)
-    monkeypatch.setattr(capture, "trace", fails_in_the_rest)
+    monkeypatch.setattr(capture, "trace_frame", fails_in_the_rest)
     x = torch.randn(3)
     for expected in (1, 0):
         result, texts = warned(compiled, x)

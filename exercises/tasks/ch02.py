@@ -213,7 +213,8 @@ for _name in SECOND_CALLS:
 
 # ---- cache-bug -------------------------------------------------------------------------------------------
 
-task("cache-bug", title="A chain that bites its tail", minutes=30, kind="bug", function="link", plant=[("entries[1:]", "entries[2:]")],
+task("cache-bug", title="A chain that bites its tail", minutes=30, kind="bug", function="link_entries",
+     plant=[("entries[1:]", "entries[2:]")],
      about="""\
 A function with several compiled versions asks them in turn: the head checks its guards; if they fail, its `next` is `search`, which asks
 the others, and then the tail compiles a new version. A version that is not the head returns MISSED. One character of this function is

@@ -23,7 +23,7 @@ from ..ch08_fusion.kernel import Kernel
 from ..ch08_fusion.values import link
 from ..ch09_triton.emit import emit_triton, plan
 from ..ch09_triton.heuristics import Config
-from ..ch09_triton.passes import online_softmax
+from ..ch09_triton.passes import with_online_softmax
 from ..ch11_runtime.host import compile_schedule
 from ..errors import MinicompileError
 from .run import environment
@@ -123,7 +123,7 @@ def host_microseconds(run, repeat=2000):
 
 
 def default_config(kernel):
-    return plan(online_softmax(link(kernel)))[1]
+    return plan(with_online_softmax(link(kernel)))[1]
 
 
 def bandwidth(fn, inputs, config) -> float:

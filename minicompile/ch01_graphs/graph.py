@@ -242,13 +242,13 @@ SHORT = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch
          torch.bool: "b8"}
 
 
-def describe(value) -> str:
+def type_text(value) -> str:
     """`f32[8, 64]` for a tensor, the number for anything else."""
     if isinstance(value, torch.Tensor):
         short = SHORT.get(value.dtype, str(value.dtype).removeprefix("torch."))
         return f"{short}[{', '.join(map(str, value.shape))}]"
     if isinstance(value, (tuple, list)):
-        return "(" + ", ".join(map(describe, value)) + ")"
+        return "(" + ", ".join(map(type_text, value)) + ")"
     return str(value)
 
 
@@ -268,7 +268,7 @@ def print_graph(gm: fx.GraphModule) -> str:
         if node.op == "output":
             lines.append(f"return {_call_text(node)[len('output('):-1]}")
             continue
-        kind = describe(node.meta.get("val")) if "val" in node.meta else "?"
+        kind = type_text(node.meta.get("val")) if "val" in node.meta else "?"
         where = node.meta.get("location")
         text = str(where.source or where) if where else ""
         comment, above = f"  # {text}" if text and text != above else "", text

@@ -169,7 +169,7 @@ def settle_floats(func, args, kwargs):
 # Everything comes together here: refuse what depends on data, unwrap the fakes, run the meta kernel, correct
 # the strides of its result, and wrap it, or hand back the fake that an in-place operator was given.
 #
-# Read `ask` in four parts. First come the refusals. Then the device is decided by the tensors among the
+# Read `run_on_fakes` in four parts. First come the refusals. Then the device is decided by the tensors among the
 # arguments, and every fake is replaced by its meta tensor. `run_meta` runs the meta kernel and corrects its answer
 # where it is known to be wrong (`corrections.py`); each `except` names a way in which a meta kernel can fail to
 # answer. At the end come the operators that write. Their schema says which arguments they write to, and the fakes
@@ -194,7 +194,7 @@ WITHOUT_META = {aten._ctc_loss.default: _ctc_loss,
                     log_probs, memory_format=torch.contiguous_format)}
 
 
-def ask(func, args, kwargs):
+def run_on_fakes(func, args, kwargs):
     """Run one ATen operator on fakes: meta kernel inside, pretended device outside. Real tensors among the
     arguments (constants the program closed over) take part through their metadata."""
     if func in NUMBERS:

@@ -10,7 +10,7 @@
 # An elementwise operator that writes to its first argument gives this argument back, if its memory is no other's; the
 # update of an optimizer consists of such. Other operators that write are asked each time, and so are operators of users,
 # which may change. Where sizes are symbolic, so is every operator, since an answer may need a guard. `fake_call` is what
-# fakes call; `ask` alone would do, and take longer.
+# fakes call; `run_on_fakes` alone would do, and take longer.
 #
 # An operator on lists, such as `_foreach_add_`, is as many operators that know nothing of each other. Of 148 parameters most
 # lie like another one, so `ask_by_form` asks for a short list, with one item of each form.
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from .fake import FakeTensor, form_of, length_of, storage_key
-from .operators import FLOATS_ARE_DATA, NAMESPACES, ask, leaves
+from .operators import FLOATS_ARE_DATA, NAMESPACES, leaves, run_on_fakes
 from .refusals import STRIDED
 from .shapes import NUMBERS
 
@@ -124,11 +124,11 @@ def _memory_in_common(tensors) -> tuple:
 
 
 def ask_by_form(func, args, kwargs):
-    """`ask`; if `func` is an operator on lists, once for all items of one form."""
+    """`run_on_fakes`; if `func` is an operator on lists, once for all items of one form."""
     lists = [x for x in args if isinstance(x, (list, tuple))]
     length = len(lists[0]) if lists and func._schema.name.startswith("aten::_foreach_") else 0
     if length < 2 or any(len(x) != length for x in lists) or any(isinstance(x, torch.Tensor) and x.dim() for x in args):
-        return ask(func, args, kwargs)
+        return run_on_fakes(func, args, kwargs)
     writes, floats = func._schema.is_mutable, func in FLOATS_ARE_DATA
     try:
         forms = [(asked(item, floats), writes and _memory_in_common(item)) for item in zip(*lists)]
@@ -136,14 +136,14 @@ def ask_by_form(func, args, kwargs):
         short = [[x[i] for i in items.values()] if isinstance(x, (list, tuple)) else x for x in args]
         if writes:
             others = {id(t): t for t in args[0]}.keys() - set(map(id, short[0]))
-            out = ask(func, short, kwargs)
+            out = run_on_fakes(func, short, kwargs)
             torch.autograd.graph.increment_version([t for t in args[0] if id(t) in others])
             return out
         memory = {storage_key(x) for x in leaves(short, kwargs) if isinstance(x, FakeTensor)}
-        recipes = dict(zip(items, [_recipe(x, None, memory) for x in ask(func, short, kwargs)]))
+        recipes = dict(zip(items, [_recipe(x, None, memory) for x in run_on_fakes(func, short, kwargs)]))
         return [_made(*recipes[form], None) for form in forms]
     except NotKept:
-        return ask(func, args, kwargs)
+        return run_on_fakes(func, args, kwargs)
 
 
 def fake_call(func, args, kwargs):
@@ -156,7 +156,7 @@ def fake_call(func, args, kwargs):
             _check_alone(args[0], leaves(args[1:], kwargs))
         key = func, torch.get_default_dtype(), asked(args, floats), tuple(kwargs), asked(tuple(kwargs.values()), floats)
     except NotKept:
-        return ask(func, args, kwargs)
+        return run_on_fakes(func, args, kwargs)
     first = args[0] if args else None
     if (recipe := RECIPES.get(key)) is not None:
         return _made(*recipe, first)

@@ -53,7 +53,7 @@ class EntryCache:
 
 
 # %% tags=["exercise:cache-bug"]
-def link(cache: EntryCache) -> None:
+def link_entries(cache: EntryCache) -> None:
     """Connect head -> search -> tail after the list has changed."""
     entries = cache.entries
     if not entries:
@@ -77,7 +77,7 @@ def search(cache: EntryCache, args):
             if cache.candidate is entry and entry in cache.entries:
                 cache.entries.remove(entry)
                 cache.entries.insert(0, entry)
-                link(cache)
+                link_entries(cache)
             cache.candidate = entry
             return result
     return cache.tail(*args)
@@ -94,13 +94,13 @@ def add_entry(cache: EntryCache, entry: Entry) -> None:
     cache.created += 1
     entry.number = cache.created
     watch(cache, entry)
-    link(cache)
+    link_entries(cache)
 
 
 def drop_entry(cache: EntryCache, entry: Entry) -> None:
     if entry in cache.entries:
         cache.entries.remove(entry)
-        link(cache)
+        link_entries(cache)
 
 
 def watch(cache: EntryCache, entry: Entry) -> None:

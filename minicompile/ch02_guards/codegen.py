@@ -225,7 +225,7 @@ class Groups:
         return [look for guard in guards for look in self.looks[id(guard)]]
 
 
-def grouped(guards, scope: Scope, beyond: Scope) -> Groups:
+def group_guards(guards, scope: Scope, beyond: Scope) -> Groups:
     world, left = parted(guards, lambda guard: isinstance(guard.source, GlobalStateSource))
     looks = {id(guard): scope.looks_of(guard) for guard in left}
     stable, left = parted(left, lambda guard: looks[id(guard)] is not None)
@@ -256,7 +256,7 @@ def check_text(guards, inputs, written=()) -> CheckText:
     varying = varying_attributes(guards, written)
     scope, first, second = Scope(place, varying), {}, {}
     beyond = Scope(further_place, varying, scope)
-    groups = grouped(guards, scope, beyond)
+    groups = group_guards(guards, scope, beyond)
     memos = ((scope, "__w", first), (beyond, "__u", second))[:2 if groups.further else 1]
 
     def write_rest(emitter):

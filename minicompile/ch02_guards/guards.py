@@ -152,7 +152,7 @@ def as_it_is(expected):
     return expected
 
 
-def guard(kind: str, words, weak=as_it_is, looks=lambda g: None):
+def guard_kind(kind: str, words, weak=as_it_is, looks=lambda g: None):
     def register(conditions):
         GUARD_KINDS[kind] = Kind(conditions, words, weak, looks)
         return conditions
@@ -167,7 +167,7 @@ def in_words(g: Guard) -> str:
         return str(g)
 
 
-@guard("TYPE_MATCH", lambda g: f"{g.source} is {one(strongly(g.expected).__qualname__)}", weakly, lambda g: [(OBJECT, g.source)])
+@guard_kind("TYPE_MATCH", lambda g: f"{g.source} is {one(strongly(g.expected).__qualname__)}", weakly, lambda g: [(OBJECT, g.source)])
 def type_match(g, x, const):
     return [Condition(f"type({x}) is {name_of(g.expected, const)}",
                       lambda v: changed_in_words(f"type of {g.source}", strongly(g.expected), type(v)))]
@@ -182,7 +182,7 @@ def name_of(expected, const) -> str:
     return const(expected) + "()" * isinstance(expected, weakref.ref)
 
 
-@guard("ID_MATCH", lambda g: f"{g.source} is the same object", weakly, lambda g: [(SAME, g.source)])
+@guard_kind("ID_MATCH", lambda g: f"{g.source} is the same object", weakly, lambda g: [(SAME, g.source)])
 def id_match(g, x, const):
     alive = f"{x} is not None and " if isinstance(g.expected, weakref.ref) else ""
     return [Condition(f"{alive}{x} is {name_of(g.expected, const)}",
@@ -223,7 +223,7 @@ def said_of_constant(g) -> str:
     return f"{g.source} is the {type(e).__name__} {said}" if said == str(g.source) else f"{g.source} == {said}"
 
 
-@guard("CONSTANT_MATCH", said_of_constant, held, looks_of_constant)
+@guard_kind("CONSTANT_MATCH", said_of_constant, held, looks_of_constant)
 def constant_match(g, x, const):
     e = g.expected
     why = lambda v: changed_in_words(g.source, strongly(e), v)
@@ -248,9 +248,9 @@ def length_in_words(g) -> str:
     return f"{g.source} has {count(g.expected, 'element')}"
 
 
-@guard("TUPLE_LENGTH", length_in_words, looks=lambda g: [(TUPLE, g.source)])
-@guard("LENGTH", length_in_words, looks=lambda g: [(LIST, g.source)])
-@guard("DEQUE_LENGTH", length_in_words)
+@guard_kind("TUPLE_LENGTH", length_in_words, looks=lambda g: [(TUPLE, g.source)])
+@guard_kind("LENGTH", length_in_words, looks=lambda g: [(LIST, g.source)])
+@guard_kind("DEQUE_LENGTH", length_in_words)
 def length(g, x, const):
     return [Condition(f"len({x}) == {g.expected}",
                       lambda v: changed_in_words(f"length of {g.source}", g.expected, len(v)))]
@@ -260,8 +260,8 @@ def keys_in_words(g) -> str:
     return f"{g.source} has the keys {short(list(g.expected))}"
 
 
-@guard("DICT_KEYS", keys_in_words, looks=lambda g: [(KEYS, g.source)])
-@guard("ORDERED_KEYS", keys_in_words)
+@guard_kind("DICT_KEYS", keys_in_words, looks=lambda g: [(KEYS, g.source)])
+@guard_kind("ORDERED_KEYS", keys_in_words)
 def dict_keys(g, x, const):
     why = lambda v: changed_in_words(f"keys of {g.source}", list(g.expected), list(v))
     if not g.expected:
@@ -271,7 +271,7 @@ def dict_keys(g, x, const):
     return [Condition(f"__same_constant([*{x}], {const(list(g.expected))})", why)]
 
 
-@guard("BASE_KEYS", lambda g: f"{g.source} has the keys {short(list(g.expected[1]))}")
+@guard_kind("BASE_KEYS", lambda g: f"{g.source} has the keys {short(list(g.expected[1]))}")
 def base_keys(g, x, const):
     """expected: the class from which that of a dictionary derives, and the keys. The class may have an `__iter__` of its own."""
     base, keys = g.expected
@@ -279,20 +279,20 @@ def base_keys(g, x, const):
                       lambda v: changed_in_words(f"keys of {g.source}", list(keys), list(base.keys(v))))]
 
 
-@guard("NO_ATTR", lambda g: f"{g.source} has no attribute {g.expected!r}")
+@guard_kind("NO_ATTR", lambda g: f"{g.source} has no attribute {g.expected!r}")
 def no_attr(g, x, const):
     return [Condition(f"not hasattr({x}, {g.expected!r})",
                       lambda v: f"{g.source} has an attribute {g.expected!r} now")]
 
 
-@guard("NO_KEY", lambda g: f"{g.source} has no key {g.expected!r}",
+@guard_kind("NO_KEY", lambda g: f"{g.source} has no key {g.expected!r}",
        looks=lambda g: [(SAME, (ItemSource if isinstance(g.source, InstanceDictSource) else DictGetSource)(g.source, g.expected))])
 def no_key(g, x, const):
     key = repr(g.expected) if isinstance(g.expected, str) else const(g.expected)
     return [Condition(f"{key} not in {x}", lambda v: f"{g.source} has a key {g.expected!r} now")]
 
 
-@guard("BASE_NO_KEY", lambda g: f"{g.source} has no key {g.expected!r}")
+@guard_kind("BASE_NO_KEY", lambda g: f"{g.source} has no key {g.expected!r}")
 def base_no_key(g, x, const):
     return [Condition(f"not {const(dict)}.__contains__({x}, {g.expected!r})", lambda v: f"{g.source} has a key {g.expected!r} now")]
 
@@ -319,7 +319,7 @@ def weak_function(facts) -> tuple:
             tuple((name, weakly(value)) for name, value in kwdefaults))
 
 
-@guard("FUNCTION", lambda g: f"{strongly(g.expected[0]).__qualname__} has the same code and defaults", weak_function,
+@guard_kind("FUNCTION", lambda g: f"{strongly(g.expected[0]).__qualname__} has the same code and defaults", weak_function,
        lambda g: [(WATCHED, g.expected[0])])
 def function_facts(g, x, const):
     """No source; expected: a function that was inlined, with what `weak_function` takes."""
@@ -327,13 +327,13 @@ def function_facts(g, x, const):
                       lambda v: f"the code or a default of {short(strongly(g.expected[0]))} was replaced")]
 
 
-@guard("FUNCTION_CODE", lambda g: f"{g.source} is the same function", lambda f: weakly(getattr(f, "__code__", f)))
+@guard_kind("FUNCTION_CODE", lambda g: f"{g.source} is the same function", lambda f: weakly(getattr(f, "__code__", f)))
 def function_code(g, x, const):
     return [Condition(f"{x}.__code__ is {name_of(g.expected, const)}",
                       lambda v: f"{g.source} is another function: {short(v)}")]
 
 
-@guard("GLOBALS", lambda g: f"the function has the globals of {g.source or getattr(strongly(g.expected), '__name__', None)}",
+@guard_kind("GLOBALS", lambda g: f"the function has the globals of {g.source or getattr(strongly(g.expected), '__name__', None)}",
        weakly)
 def same_globals(g, x, const):
     """That the function being called has the globals of `expected`, a module or a function, or without it
@@ -366,7 +366,7 @@ def class_has(cls, name: str, found) -> bool:
     return cls is not None and is_found(class_lookup(cls, name), found)
 
 
-@guard("CLASS_ATTR", lambda g: f"{strongly(g.expected[0]).__qualname__}.{g.expected[1]} is what it was",
+@guard_kind("CLASS_ATTR", lambda g: f"{strongly(g.expected[0]).__qualname__}.{g.expected[1]} is what it was",
        lambda facts: (weakly(facts[0]), facts[1], weakly_found(facts[2])), lambda g: [(WATCHED, g.expected[0])])
 def class_attr(g, x, const):
     """No source; expected: (class, name, what `class_lookup` finds)."""
@@ -376,7 +376,8 @@ def class_attr(g, x, const):
                                 "removed")]
 
 
-@guard("CLASS_DATA", lambda g: f"{strongly(g.expected[0]).__qualname__}.{g.expected[1]} is {one(strongly(g.expected[2]).__qualname__)}",
+@guard_kind("CLASS_DATA",
+            lambda g: f"{strongly(g.expected[0]).__qualname__}.{g.expected[1]} is {one(strongly(g.expected[2]).__qualname__)}",
        lambda facts: (weakly(facts[0]), facts[1], weakly(facts[2])), lambda g: [(WATCHED, g.expected[0])])
 def class_data(g, x, const):
     """No source; expected: (class, name, type of what `class_lookup` finds): data, such as a counter, which is read like an attribute of
@@ -407,13 +408,13 @@ def held_together(g) -> list[tuple]:
     return [(HELD, source) for source in (g.source, *others(g))]
 
 
-@guard("ALIASED", lambda g: f"{g.source} and {g.expected} are one object", looks=held_together)
+@guard_kind("ALIASED", lambda g: f"{g.source} and {g.expected} are one object", looks=held_together)
 def aliased(g, x, const):
     return [Condition(f"{x} is {const.read(g.expected)}",
                       lambda v: f"{g.source} and {g.expected} are not the same object now")]
 
 
-@guard("NOT_ALIASED", lambda g: f"{g.source} is another object than {', '.join(map(str, others(g)))}", looks=held_together)
+@guard_kind("NOT_ALIASED", lambda g: f"{g.source} is another object than {', '.join(map(str, others(g)))}", looks=held_together)
 def not_aliased(g, x, const):
     first, *more = others(g)
     if not more:
@@ -435,7 +436,7 @@ def predicate_in_words(g) -> str:
     return " where ".join(filter(None, (g.expected[0], where)))
 
 
-@guard("SIZE", predicate_in_words)
+@guard_kind("SIZE", predicate_in_words)
 def size(g, x, const):
     """expected: (predicate text, ((symbol, Source), ...)), e.g. ("s0 % 8 == 0", (("s0", CallSource(x,
     "size", (0,))),))."""

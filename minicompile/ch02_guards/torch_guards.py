@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..ch01_graphs.layouts import stride_pattern
-from .guards import ALL, SAME, STATE, TENSOR, Condition, Spec, changed_in_words, guard, name_of, one, short
+from .guards import ALL, SAME, STATE, TENSOR, Condition, Spec, changed_in_words, guard_kind, name_of, one, short
 from .identity import held, strongly, weakly
 from .sources import InstanceDictSource, ItemSource
 
@@ -56,7 +56,8 @@ def module_looks(g) -> list[tuple]:
             *((SAME, ItemSource(fields, name)) for name in spec.visible)]
 
 
-@guard("MODULE_STRUCTURE", lambda g: f"{g.source} is {one(strongly(g.expected.type).__qualname__)} with the same children and no hooks",
+@guard_kind("MODULE_STRUCTURE",
+            lambda g: f"{g.source} is {one(strongly(g.expected.type).__qualname__)} with the same children and no hooks",
        looks=module_looks)
 def module_structure(g, x, const):
     """expected: a ModuleSpec. The class, the names of children, and the absence of hooks and of attributes
@@ -147,7 +148,7 @@ def tensor_in_words(g) -> str:
 # kernel that reads the memory would not see them.
 
 # %%
-@guard("TENSOR_MATCH", tensor_in_words, lambda t: t if isinstance(t, TensorSpec) else TensorSpec.of(t),
+@guard_kind("TENSOR_MATCH", tensor_in_words, lambda t: t if isinstance(t, TensorSpec) else TensorSpec.of(t),
        lambda g: [(TENSOR, g.source)])
 def tensor_match(g, x, const):
     """expected: a TensorSpec (`add` takes a tensor too)."""
@@ -208,14 +209,15 @@ def shape_mismatch(name, spec, value) -> str:
     return f"{name} size mismatch: expected {spec.shape}, got {shape}"
 
 
-@guard("NOT_A_VIEW", lambda g: f"{g.source} is not a view, and {'a' if g.expected else 'no'} leaf")
+@guard_kind("NOT_A_VIEW", lambda g: f"{g.source} is not a view, and {'a' if g.expected else 'no'} leaf")
 def not_a_view(g, x, const):
     """expected: whether it is a leaf. Of a view that is not asked: PyTorch would make its `grad_fn` anew."""
     return [Condition(f"not {x}._is_view()", lambda v: f"{g.source} is a view of another tensor"),
             Condition(f"{x}.is_leaf is {g.expected}", lambda v: f"is_leaf of {g.source} changed")]
 
 
-@guard("GRADIENT_OF_ITS_OWN", lambda g: f"{g.source} is no view that was taken, while gradients were off, of a tensor that requires one")
+@guard_kind("GRADIENT_OF_ITS_OWN",
+            lambda g: f"{g.source} is no view that was taken, while gradients were off, of a tensor that requires one")
 def gradient_of_its_own(g, x, const):
     """Such a view says that it requires a gradient, has no history, and none comes to it."""
     return [Condition(f"not ({x}._is_view() and {x}.grad_fn is None and {x}._base.requires_grad)",
@@ -227,7 +229,7 @@ def gradient_of_its_own(g, x, const):
 # (chapter 3). To ask each for its number takes a hundred calls, so all are asked in one (`memory.py`).
 
 # %%
-@guard("COUNTERS", lambda g: f"{g.source} and {len(g.expected)} other counters have the same number, and memory of their own")
+@guard_kind("COUNTERS", lambda g: f"{g.source} and {len(g.expected)} other counters have the same number, and memory of their own")
 def counters(g, x, const):
     """expected: the other sources. All have one number."""
     everyone = ", ".join([x, *map(const.read, g.expected)])
@@ -257,7 +259,7 @@ def torch_function_state() -> tuple:
             torch.autograd.forward_ad._current_level >= 0)
 
 
-@guard("ANSWER", lambda g: f"{call_in_words(g)} is {short(strongly(g.expected[2]))}",
+@guard_kind("ANSWER", lambda g: f"{call_in_words(g)} is {short(strongly(g.expected[2]))}",
        lambda facts: (held(facts[0]), tuple(map(held, facts[1])), held(facts[2])))
 def answer(g, x, const):
     """No source; expected: (function, its arguments, what it answered), for other settings of the library."""
@@ -306,7 +308,7 @@ def state(kind: str, read, words, usual=None, test: str = "") -> None:
         return [Condition(test if test and e == usual else text, lambda v: changed_in_words(g.source, e, v))]
 
     STATE[kind] = read
-    guard(kind, lambda g: words(g.expected), lambda expected: read() if expected is None else expected)(conditions)
+    guard_kind(kind, lambda g: words(g.expected), lambda expected: read() if expected is None else expected)(conditions)
 
 
 def on_or_off(what: str):

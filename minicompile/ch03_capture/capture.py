@@ -40,7 +40,7 @@ from .effects import written_storages
 from .epilogue import Epilogue, expression, output_text, pool, refuse_to_leave, source_text, write_effects
 from .hook import EVALUATE
 from .inputs import fixed_marks, guard_counters, guard_sizes
-from .interpreter import Frame, StopTrace, has_cleanup, run
+from .interpreter import Frame, StopTrace, has_cleanup, run_instructions
 from .operations import BRANCH_ON_VALUES
 from .tensors import OPERATORS
 from .tracer import Globals, Tracer, location, step_of
@@ -119,11 +119,11 @@ class Trace:
 # Some of what a program means is in no variable: whether gradients are recorded, whether autocast is on,
 # the default dtype. The trace starts in the caller's state, and guards it.
 #
-# `start` prepares a trace: a tracer with an empty graph, the guards on the state of the world, and a frame
+# `start_trace` prepares a trace: a tracer with an empty graph, the guards on the state of the world, and a frame
 # for the function whose arguments are `Lazy`. Such a value has not been looked at. It becomes a value, with
 # guards, when an instruction takes it, so an argument that the function never reads is never guarded.
 #
-# `trace` and `interpret` run the frame and sort out how it can end. It may return. It may raise an
+# `trace_frame` and `run_instructions` run the frame and sort out how it can end. It may return. It may raise an
 # exception that the program itself does not catch; then nothing is compiled, and eager raises it. It may
 # meet what cannot be captured (`Unsupported`), and the error then says at which step, so that the next
 # attempt can break the graph in front of it. In all cases the grad mode and the context managers that the
@@ -150,7 +150,7 @@ class WaitingStack(list):
         return realize(self.tx, super().pop(index))
 
 
-def start(func, args: dict, options: CaptureOptions, stop_at: int | None) -> tuple:
+def start_trace(func, args: dict, options: CaptureOptions, stop_at: int | None) -> tuple:
     """A tracer and the outermost frame of `func` with its arguments wrapped. args: name -> object,
     localsplus order."""
     code = func.__code__
@@ -170,12 +170,12 @@ def start(func, args: dict, options: CaptureOptions, stop_at: int | None) -> tup
     return tx, frame
 
 
-def trace(func, args: dict, options: CaptureOptions, stop_at: int | None = None) -> Trace:
+def trace_frame(func, args: dict, options: CaptureOptions, stop_at: int | None = None) -> Trace:
     """Interpret the frame. Raises Unsupported with attributes `step` (which instruction, counted in
     execution order) and `chain`; SkipFrame when the frame is not worth or not capable of capture."""
     if func.__code__.co_flags & SUSPENDS:
         raise quiet_skip("generators and coroutines are not captured")
-    tx, frame = start(func, args, options, stop_at)
+    tx, frame = start_trace(func, args, options, stop_at)
     captures.append(tx.classes)
     try:
         with plain_tensors():
@@ -191,7 +191,7 @@ def run_frame(tx: Tracer, frame: Frame, mode: bool) -> Trace:
     """mode: whether gradients are enabled."""
     try:
         try:
-            result = run(tx, frame).value
+            result = run_instructions(tx, frame).value
         except StopTrace:
             result = None
         if result is not None and tx.contexts:
@@ -245,7 +245,7 @@ def describe_error(exc) -> str:
 def capture(func, args: dict, options: CaptureOptions | None = None) -> Captured:
     """Capture all of `func(**args)` as one graph; raises Unsupported where the graph would break."""
     options = options or CaptureOptions()
-    done = trace(func, args, options)
+    done = trace_frame(func, args, options)
     ep = Epilogue(done.tx)
     try:
         result = expression(ep, done.result)

@@ -528,14 +528,14 @@ def write_dict(ep, value, before):
     target, (gone, written) = expression(ep, value), difference_of_dicts(before, value.items)
     for key in gone:
         pop = pool(ep, collections.OrderedDict.pop if value.cls is collections.OrderedDict else dict.pop)
-        ep.writes.append(f"{pop}({target}, {key_text(ep, key)}, None)")
+        ep.writes.append(f"{pop}({target}, {key_expression(ep, key)}, None)")
     for key in written:
         k, v = (expression(ep, item) for item in value.items[key])
         derived = type(value.real) is not value.cls          # then the class may override `__setitem__`
         ep.writes.append(f"{pool(ep, value.cls.__setitem__)}({target}, {k}, {v})" if derived else f"{target}[{k}] = {v}")
 
 
-def key_text(ep, key):
+def key_expression(ep, key):
     if isinstance(key, ByValue):
         return expression(ep, key.value)
     if isinstance(key, ByIdentity):

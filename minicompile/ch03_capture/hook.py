@@ -66,7 +66,7 @@ except ImportError:                                   # built without CPython's 
 
 EVALUATE = _c.EVALUATE
 run, targets_of, is_installed, forget_code, frame_of = _c.run, _c.targets_of, _c.is_installed, _c.forget_code, _c.frame_of
-_known: dict = {}                                     # id(code) -> weak reference, for `reset`
+_known: dict = {}                                     # id(code) -> weak reference, for `forget_all`
 
 
 @contextlib.contextmanager
@@ -93,7 +93,7 @@ def outside_region():
 # compiled call needs of the program (globals, classes, functions, modules, other code) it reads from the
 # function that is being called, or holds weakly (`ch02_guards/identity.py`).
 #
-# Here are only weak references to all of them, to be able to forget everything in `reset`.
+# Here are only weak references to all of them, to be able to forget everything in `forget_all`.
 
 # %%
 def remember(code) -> None:
@@ -102,7 +102,7 @@ def remember(code) -> None:
 
 
 def record(code) -> dict:
-    """What is known about a code object, by name (facts about it, which outlive `reset`) or by the function
+    """What is known about a code object, by name (facts about it, which outlive `forget_all`) or by the function
     that computed it."""
     remember(code)
     return _c.record_of(code)
@@ -117,7 +117,7 @@ def kept(compute, code):
 
 
 def skip_code(code) -> None:
-    """Never capture frames of this code object, not after `reset` either: another thread may be in the middle
+    """Never capture frames of this code object, not after `forget_all` either: another thread may be in the middle
     of a function whose next piece it is."""
     record(code)["skipped"] = True
     _c.skip_code(code)
@@ -136,7 +136,7 @@ def set_callback(callback, missed=None) -> None:
     _c.set_missed(missed)
 
 
-def reset() -> None:
+def forget_all() -> None:
     """Forget all targets, and what was computed."""
     for reference in list(_known.values()):
         code = reference()

@@ -204,7 +204,7 @@ class StopTrace(Exception):
 # of a million rounds that is being unrolled.
 
 # %%
-def run(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
+def run_instructions(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
     """Execute `frame` until it returns or yields. thrown: an exception that is raised where it stands."""
     if len(tx.frames) >= 180:
         raise Unsupported("calls nested more than 180 deep", location(tx))
@@ -379,7 +379,7 @@ def inline(tx, code, name, globals_, closure, defaults, kwdefaults, args, kwargs
     except TypeError as error:
         user_error(TypeError, *error.args)
     frame.locals = {name: as_local(value) for name, value in zip(code.co_varnames, bound)}
-    return GenVal(frame=frame) if code.co_flags & inspect.CO_GENERATOR else run(tx, frame).value
+    return GenVal(frame=frame) if code.co_flags & inspect.CO_GENERATOR else run_instructions(tx, frame).value
 
 
 def as_local(bound) -> AbstractValue:
@@ -415,7 +415,7 @@ def advance(tx, generator: GenVal, sent: AbstractValue = NONE, thrown: ExcVal | 
         tx.effects.generators.append(generator)
     generator.started = generator.done = True        # done, should the run fail
     try:
-        left = run(tx, frame, thrown)
+        left = run_instructions(tx, frame, thrown)
     except UserError as error:
         if not issubclass(error.exc.cls, StopIteration):
             raise

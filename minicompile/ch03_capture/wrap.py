@@ -446,18 +446,18 @@ def key_of_real(tx, key):
     if isinstance(key, torch.Tensor) or type(key).__hash__ is object.__hash__:
         return ByIdentity(key, id(key))
     if isinstance(type(key).__hash__, types.FunctionType):
-        return by_value(tx, wrap(tx, key))
+        return value_key(tx, wrap(tx, key))
     unsupported(tx, f"a dictionary key of type {type(key).__qualname__}")
 
 
 # %% [markdown]
 # The rest are keys that are not that simple. An object with a `__hash__` and an `__eq__` of its own is a key whose
-# hash must be computed by the program's code, so `by_value` asks it, by tracing the call. `key_of` gives the key
+# hash must be computed by the program's code, so `value_key` asks it, by tracing the call. `key_of` gives the key
 # of a value of the trace, for a subscript such as `d[k]`. Here constants, tuples and real objects are their own
 # keys, and what the trace has made itself is a key by identity.
 
 # %%
-def by_value(tx, value) -> ByValue:
+def value_key(tx, value) -> ByValue:
     """The key for an object with a hash and an equality of its own, which are asked as a program would."""
     def ask(function, *args):
         return call(tx, wrap(tx, function), args)
@@ -482,7 +482,7 @@ def key_of(tx, value: AbstractValue, among=()):
     if type(value) in (TensorVal, FuncVal) or type(value) is ObjVal and value.cls.__hash__ is object.__hash__:
         return ByIdentity(value, id(value))
     if type(value) is ObjVal and isinstance(value.cls.__hash__, types.FunctionType):
-        return by_value(tx, value)
+        return value_key(tx, value)
     if value.cls.__hash__ is None:
         user_error(TypeError, f"unhashable type: '{value.cls.__name__}'")
     unsupported(tx, f"{describe(value)} as a dictionary key")
@@ -500,21 +500,21 @@ def key_in(tx, dictionary: DictVal, value: AbstractValue):
     key = key_of(tx, value, dictionary.items)
     if type(key) in (ByIdentity, tuple) and key in dictionary.items:
         key_of(tx, realize(tx, dictionary.items[key][0]))
-    elif objects := identified(key):
-        known = {id(o): constant_source(tx, o) for o in identified(tuple(dictionary.items)) if source_of(tx, o) is None}
+    elif objects := objects_in_key(key):
+        known = {id(o): constant_source(tx, o) for o in objects_in_key(tuple(dictionary.items)) if source_of_object(tx, o) is None}
         for o in objects if known else ():
-            guard(tx, source_of(tx, o), "NOT_ALIASED", tuple(known.values()))
+            guard(tx, source_of_object(tx, o), "NOT_ALIASED", tuple(known.values()))
     return key
 
 
-def identified(key) -> list:
+def objects_in_key(key) -> list:
     """The real objects in a key that are told apart by identity."""
     if type(key) is tuple:
-        return [o for part in key for o in identified(part)]
+        return [o for part in key for o in objects_in_key(part)]
     return [key.value] if type(key) is ByIdentity and not isinstance(key.value, AbstractValue) else []
 
 
-def source_of(tx, real) -> Source | None:
+def source_of_object(tx, real) -> Source | None:
     return tx.objects.tracked[id(real)].source if id(real) in tx.objects.tracked else None
 
 

@@ -74,7 +74,7 @@ def capture_until(func, args, options, error) -> cap.Captured:
     """The first part of a broken frame: graph, side effects, a call of the step."""
     stop = error.step - 1
     while True:
-        done = cap.trace(func, args, options, stop_at=stop)
+        done = cap.trace_frame(func, args, options, stop_at=stop)
         if done.result is not None:
             raise SkipFrame(f"the second trace did not stop where the first broke: {error.reason}",
                             error.location)

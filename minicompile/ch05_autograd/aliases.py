@@ -70,7 +70,7 @@ class Alias:
     version: int = -1
 
 
-def fresh(fake, node: fx.Node) -> Alias:
+def fresh_alias(fake, node: fx.Node) -> Alias:
     """A tensor with memory of its own."""
     return Alias(Memory(node), None, None, fake, node, 0)
 
@@ -92,7 +92,7 @@ def viewed_argument(node: fx.Node, val: FakeTensor, lent: dict[int, fx.Node] | N
 # %% [markdown]
 # ## Adding nodes
 #
-# Every node that a pass adds needs a fake value, as all nodes have. `emit` computes it, by running the operator
+# Every node that a pass adds needs a fake value, as all nodes have. `append_call` computes it, by running the operator
 # on the fakes of its operands, and gives the node the provenance of the node that is being rewritten.
 
 # %%
@@ -124,7 +124,7 @@ def fake_args(tree, env: ShapeEnv | None):
     return map_args(convert, tree)
 
 
-def emit(b: GraphBuilder, target, args=(), kwargs=None, val=None) -> fx.Node:
+def append_call(b: GraphBuilder, target, args=(), kwargs=None, val=None) -> fx.Node:
     """Append a call to the new graph. Its fake value is computed unless `val` gives it."""
     kwargs = kwargs or {}
     node = b.graph.call_function(target, args, kwargs)
@@ -136,8 +136,8 @@ def emit(b: GraphBuilder, target, args=(), kwargs=None, val=None) -> fx.Node:
 
 
 def emit_step(b: GraphBuilder, base: fx.Node, step: Step) -> fx.Node:
-    node = emit(b, step.target, (base, *step.args), step.kwargs)
-    return node if step.index is None else emit(b, operator.getitem, (node, step.index))
+    node = append_call(b, step.target, (base, *step.args), step.kwargs)
+    return node if step.index is None else append_call(b, operator.getitem, (node, step.index))
 
 
 # %% [markdown]
@@ -158,7 +158,7 @@ def read(b: GraphBuilder, alias: Alias) -> fx.Node:
         else:
             base = read(b, alias.parent)
             if looks_otherwise(alias.step.target, base, alias.parent.fake):
-                base = emit(b, aten.clone.default, (base,), {"memory_format": torch.contiguous_format})     # its gaps are closed
+                base = append_call(b, aten.clone.default, (base,), {"memory_format": torch.contiguous_format})     # its gaps are closed
             elif alias.step.target is aten.as_strided.default:
                 base = as_it_lies(b, base, alias)
             alias.node = emit_step(b, base, alias.step)
@@ -225,7 +225,7 @@ def as_it_lies(b: GraphBuilder, base: fx.Node, view: Alias) -> fx.Node:
         raise Unsupported("as_strided beyond the elements of a tensor that was written")
     base = restride(b, base, view.parent.fake)
     if len(view.step.args) > 2 and base.meta["val"].storage_offset() != 0:      # it begins at an offset, and the step counts from its start
-        base = emit(b, aten.clone.default, (base,))
+        base = append_call(b, aten.clone.default, (base,))
     return base
 
 # %% [markdown]
@@ -237,12 +237,12 @@ def as_it_lies(b: GraphBuilder, base: fx.Node, view: Alias) -> fx.Node:
 def conform(b: GraphBuilder, new: fx.Node, target: FakeTensor) -> fx.Node:
     val = new.meta["val"]
     if val.dtype != target.dtype or val.device != target.device:
-        new = emit(b, aten._to_copy.default, (new,), {"dtype": target.dtype, "device": target.device})
+        new = append_call(b, aten._to_copy.default, (new,), {"dtype": target.dtype, "device": target.device})
     if val.shape != target.shape:
         if val.dim() > target.dim():
             raise Unsupported("an `out` tensor of another shape would be resized")
         try:
-            new = emit(b, aten.expand.default, (new, [expr_of(s) for s in target.shape]))
+            new = append_call(b, aten.expand.default, (new, [expr_of(s) for s in target.shape]))
         except RuntimeError as error:       # eager takes a gradient known to be zero for any size, and zeroes the target
             raise Unsupported("a copy of another size") from error
     return new
@@ -253,9 +253,9 @@ def restride(b: GraphBuilder, node: fx.Node, target: torch.Tensor) -> fx.Node:
     if same_layout(node.meta["val"], target) or target.numel() == 0 or not is_dense(target):
         return node
     order = memory_order(target.shape, target.stride())
-    permuted = emit(b, aten.permute.default, (node, order))
-    copied = emit(b, aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format})
-    return emit(b, aten.permute.default, (copied, inverse(order)))
+    permuted = append_call(b, aten.permute.default, (node, order))
+    copied = append_call(b, aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format})
+    return append_call(b, aten.permute.default, (copied, inverse(order)))
 
 # %% [markdown]
 # ## Undoing a view
@@ -278,7 +278,7 @@ def undo(b: GraphBuilder, step: Step, parent: fx.Node, new: fx.Node) -> fx.Node:
     if parent.meta["val"].dtype != new.meta["val"].dtype:
         raise Unsupported(f"writing through {step.target}")
     if parent.op != "placeholder" and not is_dense(parent.meta["val"]):     # its gaps are those of an input
-        parent = emit(b, aten.clone.default, (parent,), {"memory_format": torch.contiguous_format})
+        parent = append_call(b, aten.clone.default, (parent,), {"memory_format": torch.contiguous_format})
     window = emit_step(b, parent, step).meta["val"]
     sizes, strides = ([expr_of(s) for s in t] for t in (window.shape, window.stride()))
     offset, own = (expr_of(t.storage_offset()) for t in (window, parent.meta["val"]))

@@ -40,7 +40,7 @@ from ..ch01_graphs.operators import leaves
 from ..ch01_graphs.shapes import expr_of
 from ..errors import Unsupported
 from . import rules  # noqa: F401  (they register)
-from .aliases import Alias, GraphBuilder, Step, anchored, emit, emit_step, fresh, looks_otherwise, read, viewed_argument, write
+from .aliases import Alias, GraphBuilder, Step, anchored, append_call, emit_step, fresh_alias, looks_otherwise, read, viewed_argument, write
 from .schemas import check_no_metadata_change, functional_counterpart, is_mutable, parameters_of_counterpart, written_arguments
 
 aten = torch.ops.aten
@@ -99,9 +99,9 @@ def visit_call(f: Functionalizer, node: fx.Node):
 def visit_pure(f: Functionalizer, node: fx.Node):
     val, (args, kwargs) = node.meta["val"], read_args(f, (node.args, node.kwargs))
     if isinstance(val, FakeTensor):
-        f.env[node] = fresh(val, emit(f, node.target, args, kwargs, val if lie_as_before(f, node) else None))
+        f.env[node] = fresh_alias(val, append_call(f, node.target, args, kwargs, val if lie_as_before(f, node) else None))
     else:
-        f.env[node] = emit(f, node.target, args, kwargs, val)
+        f.env[node] = append_call(f, node.target, args, kwargs, val)
 
 
 def visit_view(f: Functionalizer, node: fx.Node, base: fx.Node):
@@ -112,10 +112,10 @@ def visit_view(f: Functionalizer, node: fx.Node, base: fx.Node):
     if node.target is aten.as_strided.default:
         return visit_as_strided(f, node, alias, parent)
     if looks_otherwise(node.target, parent, base.meta["val"]):
-        parent = emit(f, aten.clone.default, (parent,), {"memory_format": torch.contiguous_format})
+        parent = append_call(f, aten.clone.default, (parent,), {"memory_format": torch.contiguous_format})
     unchanged = val if parent.meta["val"] is base.meta["val"] else None
     try:
-        view = emit(f, node.target, (parent, *node.args[1:]), node.kwargs, unchanged)
+        view = append_call(f, node.target, (parent, *node.args[1:]), node.kwargs, unchanged)
     except RuntimeError as error:       # a written value lies otherwise than what it was written to, without its gaps
         raise Unsupported(f"{node.target} of what was written") from error
     step = Step(node.target, node.args[1:], node.kwargs)
@@ -126,7 +126,7 @@ def visit_as_strided(f: Functionalizer, node: fx.Node, alias: Alias, parent: fx.
     val, (anchor, step) = node.meta["val"], anchored(alias, node.meta["val"])
     f.env[node] = view = Alias(alias.memory, anchor, step, val)
     if parent.meta["val"] is node.args[0].meta["val"]:          # it lies in memory as in eager
-        view.node, view.version = emit(f, node.target, (parent, *node.args[1:]), node.kwargs, val), alias.memory.version
+        view.node, view.version = append_call(f, node.target, (parent, *node.args[1:]), node.kwargs, val), alias.memory.version
     elif not inside(val, alias.fake):
         raise Unsupported("as_strided beyond the elements of a tensor that was written")
 
@@ -148,13 +148,13 @@ def visit_getitem(f: Functionalizer, node: fx.Node):
     if isinstance(entry, (list, tuple)):
         f.env[node] = entry[index]
     elif not isinstance(val, FakeTensor):
-        f.env[node] = emit(f, operator.getitem, (entry, index), val=val)
+        f.env[node] = append_call(f, operator.getitem, (entry, index), val=val)
     elif (base := viewed_argument(source, val, f.lent.setdefault(source, {}))) is not None:
         step = Step(source.target, source.args[1:], source.kwargs, index)
         f.env[node] = Alias(f.env[base].memory, f.env[base], step, val)
     else:
-        part = emit(f, operator.getitem, (entry, index), val=entry.meta["val"][index])
-        f.env[node] = fresh(val, part)
+        part = append_call(f, operator.getitem, (entry, index), val=entry.meta["val"][index])
+        f.env[node] = fresh_alias(val, part)
 
 # %% [markdown]
 # ## An operator whose schema lies
@@ -170,15 +170,15 @@ def visit_batch_norm(f: "Functionalizer", node: fx.Node):
     if not training or None in statistics:
         return visit_pure(f, node)
     op = aten._native_batch_norm_legit_functional.default
-    f.env[node] = new = emit(f, op, read_args(f, node.args))
+    f.env[node] = new = append_call(f, op, read_args(f, node.args))
     for statistic, position in zip(statistics, (3, 4)):
-        write(f, f.env[statistic], emit(f, operator.getitem, (new, position)))
+        write(f, f.env[statistic], append_call(f, operator.getitem, (new, position)))
 
 
 def visit_batch_norm_backward(f: "Functionalizer", node: fx.Node):
     training = node.args[7]
     args = read_args(f, (*node.args[:3], None, None, *node.args[5:]) if training else node.args)
-    f.env[node] = emit(f, node.target, args, val=node.meta["val"])
+    f.env[node] = append_call(f, node.target, args, val=node.meta["val"])
 
 # %% [markdown]
 # An in-place operator: run the counterpart, write what it returned, and let the node stand for the tensors
@@ -252,7 +252,7 @@ def visit_mutation(f: Functionalizer, node: fx.Node):
     for target, result in zip(targets, contents):
         if isinstance(target, (list, tuple)):
             for i, t in enumerate(target):
-                write(f, f.env[t], emit(f, operator.getitem, (result, i)))
+                write(f, f.env[t], append_call(f, operator.getitem, (result, i)))
         elif target is not None:
             write(f, f.env[target], result)
     by_alias = {frozenset(a.alias_info.before_set): t for a, t in zip(written, targets)}
@@ -264,7 +264,7 @@ def visit_mutation(f: Functionalizer, node: fx.Node):
         else:
             new = next(pure)
             is_tensor = isinstance(new.meta["val"], FakeTensor)
-            returned.append(fresh(new.meta["val"], new) if is_tensor else new)
+            returned.append(fresh_alias(new.meta["val"], new) if is_tensor else new)
     f.env[node] = returned[0] if len(returned) == 1 else returned
 
 
@@ -274,12 +274,12 @@ def draw_in_memory_order(f: Functionalizer, bound: dict) -> fx.Node:
     tensor, generator = read_args(f, bound["self"]), bound.get("generator")
     order = memory_order(tensor.meta["val"].shape, tensor.meta["val"].stride())
     if order != sorted(order):
-        tensor = emit(f, aten.permute.default, (tensor, order))
+        tensor = append_call(f, aten.permute.default, (tensor, order))
     else:
         order = None
     kwargs = {"generator": generator} if generator else {}
-    drawn = emit(f, aten.bernoulli.p, (tensor, bound.get("p", 0.5)), kwargs)
-    return drawn if order is None else emit(f, aten.permute.default, (drawn, inverse(order)))
+    drawn = append_call(f, aten.bernoulli.p, (tensor, bound.get("p", 0.5)), kwargs)
+    return drawn if order is None else append_call(f, aten.permute.default, (drawn, inverse(order)))
 
 
 def call_counterpart(f: Functionalizer, op, bound: dict) -> list[fx.Node]:
@@ -290,8 +290,8 @@ def call_counterpart(f: Functionalizer, op, bound: dict) -> list[fx.Node]:
             args.append(read_args(f, bound[name]) if name in bound else default)
         elif name in bound:
             kwargs[name] = read_args(f, bound[name])
-    new, count = emit(f, functional, tuple(args), kwargs), len(functional._schema.returns)
-    return [new] if count == 1 else [emit(f, operator.getitem, (new, i)) for i in range(count)]
+    new, count = append_call(f, functional, tuple(args), kwargs), len(functional._schema.returns)
+    return [new] if count == 1 else [append_call(f, operator.getitem, (new, i)) for i in range(count)]
 
 # %% [markdown]
 # ## From graph to graph
@@ -325,7 +325,7 @@ def copy_constants(f: Functionalizer, results) -> None:
     for x in pytree.tree_leaves(results):
         alias = f.env[x] if isinstance(x, fx.Node) else None
         if isinstance(alias, Alias) and (alias.memory.value.op == "get_attr" or alias.memory.value.target is aten.lift_fresh.default):
-            alias.memory.value, alias.memory.version = emit(f, aten.clone.default, (alias.memory.value,)), alias.memory.version + 1
+            alias.memory.value, alias.memory.version = append_call(f, aten.clone.default, (alias.memory.value,)), alias.memory.version + 1
 
 
 def keep_gaps(f: Functionalizer, results) -> None:
@@ -340,8 +340,9 @@ def keep_gaps(f: Functionalizer, results) -> None:
             alias = alias.parent
         memory, fake = alias.memory, alias.fake
         if fake.numel() > 0 and not is_dense(fake) and each_has_its_place(fake):
-            empty = emit(f, aten.new_empty_strided.default, (memory.value, *([expr_of(s) for s in t] for t in (fake.shape, fake.stride()))))
-            memory.value, memory.version = emit(f, aten.slice_scatter.default, (empty, memory.value)), memory.version + 1
+            empty = append_call(f, aten.new_empty_strided.default, (
+                memory.value, *([expr_of(s) for s in t] for t in (fake.shape, fake.stride()))))
+            memory.value, memory.version = append_call(f, aten.slice_scatter.default, (empty, memory.value)), memory.version + 1
 
 
 def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
@@ -352,7 +353,7 @@ def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, di
         f.current = node
         if node.op in ("placeholder", "get_attr"):
             new = f.graph.node_copy(node)
-            f.env[node] = fresh(node.meta["val"], new) if isinstance(node.meta["val"], torch.Tensor) else new
+            f.env[node] = fresh_alias(node.meta["val"], new) if isinstance(node.meta["val"], torch.Tensor) else new
             if isinstance(f.env[node], Alias):
                 f.inputs[node.name] = f.env[node]
         elif node.op == "output":

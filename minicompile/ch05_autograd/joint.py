@@ -36,7 +36,7 @@ from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr, Symbol
 from ..ch01_graphs.trace import Recorder, run_recorded
 from ..errors import Unsupported
-from .aliases import GraphBuilder, Step, emit, emit_step, restride, viewed_argument
+from .aliases import GraphBuilder, Step, append_call, emit_step, restride, viewed_argument
 from .cleanup import clean
 from .functionalize import append_mutations, functionalize_with_mutations
 from .schemas import is_mutable
@@ -249,7 +249,7 @@ def _layout(entry):
     return (entry.shape, entry.stride(), entry.storage_offset()) if isinstance(entry, torch.Tensor) else None
 
 
-def enter(recorder: Recorder, gm: fx.GraphModule, fakes: Sequence) -> tuple[list, dict, dict]:
+def record_inputs(recorder: Recorder, gm: fx.GraphModule, fakes: Sequence) -> tuple[list, dict, dict]:
     """What the recording begins with, (entries, leaves, position): a tensor or number for each placeholder of `gm`; those that require
     a gradient, by their index; the index of each placeholder of the recording. A parameter enters as the leaf it is, another leaf
     so that it may be written."""
@@ -274,7 +274,7 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
 
     Raises Unsupported for in-place changes of metadata, and for aliased inputs that are written."""
     recorder = Recorder()
-    entries, leaves, position = enter(recorder, gm, fakes)
+    entries, leaves, position = record_inputs(recorder, gm, fakes)
     history = [e.grad_fn if isinstance(e, torch.Tensor) else None for e in entries]
     layouts = [_layout(e) for e in entries]
     versions = [e._version if isinstance(e, torch.Tensor) else None for e in entries]
@@ -459,7 +459,7 @@ def separate_results(joint: Joint) -> None:
             root, steps = view_chain(value, lent)
             if root in seen or root.op in ("placeholder", "get_attr"):
                 b.current, window = value, i in joint.windows
-                values[i] = emit(b, aten.clone.default, (root if window else value,))
+                values[i] = append_call(b, aten.clone.default, (root if window else value,))
                 for step in steps if window else ():
                     values[i] = emit_step(b, values[i], step)
             seen.add(root)
@@ -467,7 +467,7 @@ def separate_results(joint: Joint) -> None:
         for i, value in enumerate(values[count:], count):
             if isinstance(value, fx.Node) and (root := view_chain(value, lent)[0]) in seen:
                 b.current = value
-                values[i] = emit(b, aten.clone.default, (value,))
+                values[i] = append_call(b, aten.clone.default, (value,))
             elif isinstance(value, fx.Node):
                 seen.add(root)
     output.args = (tuple(values),)
@@ -486,9 +486,9 @@ def save_masks_as_bool(gm: fx.GraphModule) -> None:
             users = list(node.users)
             b.current = node
             with gm.graph.inserting_before(node.next):
-                mask = emit(b, aten.ne.Scalar, (node, 0))
+                mask = append_call(b, aten.ne.Scalar, (node, 0))
                 mask.meta.pop("recompute", None)         # a checkpoint saves its random numbers, in this form
-                back = emit(b, aten._to_copy.default, (mask,), {"dtype": node.meta["val"].dtype})
+                back = append_call(b, aten._to_copy.default, (mask,), {"dtype": node.meta["val"].dtype})
             for user in users:
                 user.replace_input_with(node, back)
 

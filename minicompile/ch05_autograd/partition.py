@@ -148,13 +148,13 @@ LOOPS = {
 }
 
 
-def elements(node: fx.Node) -> int:
+def numel_of(node: fx.Node) -> int:
     """Of the tensor at a node; symbolic sizes count with their present values."""
     return max(math.prod(s.node.hint if isinstance(s, torch.SymInt) else s for s in node.meta["val"].shape), 1)
 
 
 def size_in_bytes(node: fx.Node) -> int:
-    return elements(node) * node.meta["val"].element_size()
+    return numel_of(node) * node.meta["val"].element_size()
 
 # %% [markdown]
 # ## Three kinds of node
@@ -409,7 +409,7 @@ def made_from(node: fx.Node) -> tuple[set[fx.Node], set[fx.Node]]:
     sources, inner, pending = set(), set(), [node]
     while pending:
         top = pending.pop()
-        if not isinstance(top.meta.get("val"), torch.Tensor) or 2 * elements(top) <= elements(node):
+        if not isinstance(top.meta.get("val"), torch.Tensor) or 2 * numel_of(top) <= numel_of(node):
             continue
         if top.target in ARITHMETIC or is_view(top):
             inner.add(top)

@@ -143,7 +143,7 @@ class Again:
         given += [fake_like(t, t.requires_grad) for t in tangents]
         try:
             with self.as_recorded():
-                return self.stage(self.program(absent), given, *self.arguments, hold=kept)
+                return self.stage(self.program(absent), given, *self.arguments, hold=kept_tensor)
         except Unsupported:
             return self.in_eager(absent)
 
@@ -154,7 +154,7 @@ class Again:
         return run
 
 
-def in_memory(t: torch.Tensor) -> torch.Tensor:
+def resolved(t: torch.Tensor) -> torch.Tensor:
     """`t`, whose negation or conjugation may be pending, as a generated kernel reads it."""
     return copy_with_layout(t, t.shape, contiguous_strides(t.shape), t.dtype, t.device) if is_lazy(t) else t
 
@@ -170,12 +170,12 @@ def in_memory(t: torch.Tensor) -> torch.Tensor:
 # for with `create_graph=True`.
 
 # %%
-def kept(x: torch.Tensor) -> Callable[[], torch.Tensor]:
+def kept_tensor(x: torch.Tensor) -> Callable[[], torch.Tensor]:
     return lambda: x
 
 
 def kept_if_small(x: torch.Tensor) -> Callable[[], torch.Tensor | None]:
-    return kept(x) if x.nbytes <= 1 << 20 else weakref.ref(x)
+    return kept_tensor(x) if x.nbytes <= 1 << 20 else weakref.ref(x)
 
 
 class Inputs:
@@ -253,7 +253,7 @@ def derive_again(again: Again, absent: frozenset, template: list, tensors, secon
         tensors = [separate(t) if create or not t.requires_grad else t.detach().requires_grad_() for t in tensors]
         rest = iter(tensors)
         inputs = [next(rest) if x is torch.Tensor else x for x in template]
-        computed = again(absent, inputs, [in_memory(t) for t in rest])
+        computed = again(absent, inputs, [resolved(t) for t in rest])
         pairs = [(g, s) for g, s in zip([g for g in computed if g is not None], seconds, strict=True) if s is not None and g.requires_grad]
         wanted = [t for t in tensors if t.requires_grad]
         if not pairs or not wanted:

@@ -6,7 +6,7 @@ from . import PRIMITIVES, TABLE
 from .primitives import CATEGORIES
 
 
-def describe() -> str:
+def overview() -> str:
     """The primitives by category with their meanings, and how many ATen operators the table translates
     into them."""
     lines = []
@@ -24,4 +24,4 @@ def describe() -> str:
 
 
 if __name__ == "__main__":
-    print(describe())
+    print(overview())

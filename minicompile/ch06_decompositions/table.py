@@ -184,7 +184,7 @@ def dims_of(dim, ndim: int) -> list[int]:
     return sorted({d % ndim if ndim else 0 for d in dim}) if ndim else []
 
 
-def count(x: torch.Tensor, dims: list[int]):
+def reduced_size(x: torch.Tensor, dims: list[int]):
     """How many elements a reduction over `dims` folds into one."""
     n = 1
     for d in dims:

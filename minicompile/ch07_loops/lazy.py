@@ -232,7 +232,7 @@ def emit_loop(g: Lowering, variables, reduction_vars, b: Builder, ops: frozenset
 
 # %% [markdown]
 # `store_into` is where lazy values end. It makes variables for the space, evaluates the value at them in a
-# `Builder`, which records each operation (`evaluate`), and emits a loop that stores the result. `realize` does this for a new
+# `Builder`, which records each operation (`element_of`), and emits a loop that stores the result. `realize` does this for a new
 # buffer, and from then on the value is a load from it (`become`).
 
 # %%
@@ -245,7 +245,7 @@ class Element(NamedTuple):
     value: Value
 
 
-def evaluate(x: Lazy, layout: Layout, b: Builder | None = None) -> Element:
+def element_of(x: Lazy, layout: Layout, b: Builder | None = None) -> Element:
     """`x` at the variables of a loop that stores it into a window of this layout. b: the body of such a loop, if there is one."""
     if x.dtype not in SUPPORTED:
         raise Unsupported(f"loops over {x.dtype}")
@@ -255,8 +255,8 @@ def evaluate(x: Lazy, layout: Layout, b: Builder | None = None) -> Element:
 
 
 def store_into(g: Lowering, x: Lazy, name: str, layout: Layout, element: Element | None = None) -> None:
-    """Emit the loop that evaluates `x` everywhere and stores it into a window of buffer `name`. element: of `evaluate`, if known."""
-    variables, at, b, value = element or evaluate(x, layout)
+    """Emit the loop that evaluates `x` everywhere and stores it into a window of buffer `name`. element: of `element_of`, if known."""
+    variables, at, b, value = element or element_of(x, layout)
     b.store(name, at, value)
     emit_loop(g, variables, (), b, footprint(x)[0])
 

@@ -30,7 +30,7 @@ from ..ch05_autograd.cleanup import has_effect, may_refuse
 from ..errors import Unsupported
 from .builder import SUPPORTED
 from .ir import Buffer, Layout, Program, View, root_of
-from .lazy import (Element, Lazy, Lowering, Options, alias, as_view, copy_to_buffer, emit_loop, evaluate, footprint, from_buffer,
+from .lazy import (Element, Lazy, Lowering, Options, alias, as_view, copy_to_buffer, emit_loop, element_of, footprint, from_buffer,
                    realize, settle, sizes_of, spelled, strides_of, window)
 from .table import LOOPS, LOWERINGS, REINDEXING, VIEWS
 from .updates import WINDOWS, apart, in_place_updates, reads_elsewhere, temporary, update_window
@@ -313,10 +313,10 @@ def store_copies(g: Lowering, copies: list[fx.Node], output: fx.Node) -> None:
     for own, update in readers_first(g, updates):
         g.node, layout = update.copy, g.program.buffers[own].layout
         update.first = first = shared_loop(g, own, update, {reader.first for reader in readers[own]})
-        update.element = evaluate(update.value, layout, first.element and first.element.b)
+        update.element = element_of(update.value, layout, first.element and first.element.b)
         if reads_elsewhere(g, update.element, own):
             by_temporary(g, update)
-            update.first, update.element = (first := update), evaluate(update.value, layout)
+            update.first, update.element = (first := update), element_of(update.value, layout)
         for name in update.reads:
             readers[name].add(update)
         name = alias(g, g.latest.get(own, own))

@@ -194,10 +194,10 @@ def run_chunk(loop: Loop, storages: dict[str, torch.Tensor], sizes: dict[str, in
     handler = GridHandler(storages, env, grid, len(loop.vars))
     replay(loop.body, handler.step)
     for buffer, where, value, mode, mask in handler.stores:
-        write(storages[buffer], where, value, mode, mask, grid, len(loop.vars))
+        perform_store(storages[buffer], where, value, mode, mask, grid, len(loop.vars))
 
 
-def write(storage, where, value, mode, mask, grid, out_dims) -> None:
+def perform_store(storage, where, value, mode, mask, grid, out_dims) -> None:
     """Perform one `store` over the grid."""
     points = torch.broadcast_shapes(where.shape, value.shape, grid[:out_dims] + (1,) * (len(grid) - out_dims))
     where, value = where.broadcast_to(points), value.broadcast_to(points).to(storage.dtype)

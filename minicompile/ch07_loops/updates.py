@@ -15,7 +15,7 @@ from torch import fx
 
 from .builder import normal
 from .ir import View, root_of
-from .lazy import (Element, Lazy, Lowering, alias, as_view, copy_to_buffer, dense_strides, evaluate, footprint, from_buffer, in_memory,
+from .lazy import (Element, Lazy, Lowering, alias, as_view, copy_to_buffer, dense_strides, element_of, footprint, from_buffer, in_memory,
                    realize, store_into)
 from .table import LOWERINGS, REINDEXING, VIEWS
 
@@ -95,7 +95,7 @@ def update_window(g: Lowering, x: Lazy, source: Lazy, *where) -> Lazy:
     layout = window_of(g, x, *where).relayout(base.layout)
     stored = in_memory(source) and as_view(g, source) == View(name, layout)        # by an inner write
     if not stored and 0 not in layout.size:
-        if len(g.node.args[1].users) > 1 or reads_elsewhere(g, evaluate(source, layout), root_of(g.program.buffers, name)):
+        if len(g.node.args[1].users) > 1 or reads_elsewhere(g, element_of(source, layout), root_of(g.program.buffers, name)):
             source = apart(g, source, x)
         name = alias(g, name)
         store_into(g, source, name, layout)

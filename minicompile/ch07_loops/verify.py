@@ -58,7 +58,7 @@ def verify_loop(loop: Loop, buffers: dict[str, Buffer], written: set, sizes: set
 # ## Printing
 
 # %%
-def short(dtype) -> str:
+def dtype_text(dtype) -> str:
     return str(dtype).removeprefix("torch.").replace("float", "f").replace("bf", "bf").replace("uint", "u") \
         .replace("int", "i")
 
@@ -76,7 +76,7 @@ def print_loop(loop: Loop) -> str:
         return ", ".join(f"{v.name} < {v.size}" for v in variables)
 
     def show(a) -> str:
-        return names[a] if type(a) is Value else index_text(a)
+        return names[a] if type(a) is Value else index_words(a)
 
     head = f"{loop.name}: for {ranges(loop.vars) or '()'}"
     if loop.reduction_vars:
@@ -89,11 +89,11 @@ def print_loop(loop: Loop) -> str:
             lines.append(f"    {text} {'+=' if v.mode else '='} {names[v.value]}")
             continue
         text = f"load {text}" if v.op == "load" else f"{v.op}({', '.join(show(a) for a in v.args if a is not None)})"
-        lines.append(f"    {names[v]}: {short(v.dtype)} = {text}")
+        lines.append(f"    {names[v]}: {dtype_text(v.dtype)} = {text}")
     return "\n".join(lines)
 
 
-def index_text(a) -> str:
+def index_words(a) -> str:
     return to_text(a) if isinstance(a, Expr) else a.name if isinstance(a, Symbol) else \
         a if isinstance(a, str) else str(a).removeprefix("torch.")
 
@@ -103,8 +103,8 @@ def print_program(program: Program) -> str:
     def place(v):
         if not isinstance(v, View):
             return str(v)
-        offset = f"@{index_text(v.layout.offset)}" if v.layout.offset != 0 else ""
-        return f"{v.buffer}{list(v.layout.size)}{offset}:{','.join(map(index_text, v.layout.stride))}"
+        offset = f"@{index_words(v.layout.offset)}" if v.layout.offset != 0 else ""
+        return f"{v.buffer}{list(v.layout.size)}{offset}:{','.join(map(index_words, v.layout.stride))}"
 
     def argument(a):
         if isinstance(a, (list, tuple)) and not isinstance(a, View):

@@ -192,7 +192,7 @@ def makes_cycle(f: Fuser, a: int, b: int) -> bool:
 # updates follow it; that each of these sums had to run before them they know.
 
 # %%
-def _apply(g: Group, mapping: dict[Symbol, Int]) -> None:
+def _substitute(g: Group, mapping: dict[Symbol, Int]) -> None:
     """Rewrite a group's accesses and its members' substitutions."""
     if not mapping:
         return
@@ -208,7 +208,7 @@ def merge(f: Fuser, ia: int, ib: int, alignment: Alignment) -> None:
     for g, mapping in ((a, alignment.a), (b, alignment.b)):
         if not g.reduces and any(not symbols(e).isdisjoint(alignment.space.rvars) for e in mapping.values()):
             wide |= set(g.reads)                    # it will run over the reduction dimensions
-        _apply(g, mapping)
+        _substitute(g, mapping)
     a.space = alignment.space
     for n, es in b.reads.items():
         a.reads[n] = a.reads[n] | es if n in a.reads else es

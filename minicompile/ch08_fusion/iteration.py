@@ -73,7 +73,7 @@ def _exact(a: Int, b: Int) -> Int | None:
 # the inner loop, and the two loops stay apart.
 
 # %%
-def cut(a: list[tuple], b: list[tuple]) -> list[Segment] | None:
+def pair_up(a: list[tuple], b: list[tuple]) -> list[Segment] | None:
     """Pair up two lists of (variable, stride or None, size), fastest dimension first."""
     a, b, segments = a[::-1], b[::-1], []
     while a and b:
@@ -98,7 +98,7 @@ def _in_order(dims: tuple[Symbol, ...]) -> list[tuple]:
     return [(d, None, d.size) for d in reversed(dims)]
 
 
-def strided(index: Int, dims: tuple[Symbol, ...]) -> tuple[list[tuple], tuple[Symbol, ...]] | None:
+def strides_in(index: Int, dims: tuple[Symbol, ...]) -> tuple[list[tuple], tuple[Symbol, ...]] | None:
     """The (variable, stride, size) of the dims that occur in a linear index, fastest first, and the dims that
     do not occur. None if the index is not linear in them."""
     used, unused = [], []
@@ -117,15 +117,15 @@ def strided(index: Int, dims: tuple[Symbol, ...]) -> tuple[list[tuple], tuple[Sy
 def segments_by_access(a_index: Int, a_dims, b_index: Int, b_dims) -> list[Segment] | None:
     """Pair the dimensions of two nests that reach the same elements of one buffer; dimensions that the
     index does not mention are paired in order."""
-    a, b = strided(a_index, a_dims), strided(b_index, b_dims)
+    a, b = strides_in(a_index, a_dims), strides_in(b_index, b_dims)
     if a is None or b is None:
         return None
-    seen, rest = cut(a[0], b[0]), cut(_in_order(a[1]), _in_order(b[1]))
+    seen, rest = pair_up(a[0], b[0]), pair_up(_in_order(a[1]), _in_order(b[1]))
     return None if seen is None or rest is None else seen + rest
 
 
 def segments_in_order(a_dims, b_dims) -> list[Segment] | None:
-    return cut(_in_order(a_dims), _in_order(b_dims))
+    return pair_up(_in_order(a_dims), _in_order(b_dims))
 
 # %% [markdown]
 # ## From segments to a nest

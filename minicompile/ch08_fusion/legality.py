@@ -20,7 +20,7 @@ from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, present, 
 from .alignment import align_across, find_alignment, numel, same_reads, scattered_stores
 from .dependencies import nbytes
 from .groups import Fuser, Group, makes_cycle
-from .iteration import Alignment, apply, strided
+from .iteration import Alignment, apply, strides_in
 
 
 def _starved(a: Group, b: Group) -> str | None:
@@ -165,7 +165,7 @@ def disjoint(a: Int, b: Int) -> bool:
     distance = add(a, mul(b, -1))
     if not isinstance(distance, int) or any(s.size is None for s in symbols(a)):
         return False
-    terms = strided(a, tuple(symbols(a)))
+    terms = strides_in(a, tuple(symbols(a)))
     if terms is None or not all(isinstance(stride, int) and isinstance(v.size, int) and stride > 0
                                 for v, stride, _ in terms[0]):
         return False

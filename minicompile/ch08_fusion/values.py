@@ -100,7 +100,7 @@ def half_of(op: str, args: tuple) -> torch.dtype | None:
     return halves.pop() if len(halves) == 1 else None
 
 
-def converted(g: LinkedKernel, value: Value, dtype: torch.dtype) -> Value:
+def cast_to(g: LinkedKernel, value: Value, dtype: torch.dtype) -> Value:
     return value if value.dtype == dtype else g.make("to_dtype", (value,), dtype)
 
 # %% [markdown]
@@ -151,7 +151,7 @@ def _load(g: LinkedKernel, load: Value, args: tuple) -> Value:
                           g.loop.location)
     value = g.written[buffer][index]
     if not (value.dtype == torch.float32 and load.dtype in HALF):
-        value = converted(g, value, load.dtype)
+        value = cast_to(g, value, load.dtype)
     if mask is not None:
         value = g.make("where", (mask, value, g.make("constant", (0,), value.dtype)), value.dtype)
     return value
@@ -168,7 +168,7 @@ def _store(g: LinkedKernel, store: Value, args: tuple) -> None:
 
 @RULES.of("to_dtype")
 def _to_dtype(g: LinkedKernel, cast: Value, args: tuple) -> Value:
-    return converted(g, args[0], cast.dtype)
+    return cast_to(g, args[0], cast.dtype)
 
 
 @RULES.of("round_to")
@@ -180,7 +180,7 @@ def _round_to(g: LinkedKernel, rounding: Value, args: tuple) -> Value:
 @RULES.of("bitcast")
 def _bitcast(g: LinkedKernel, cast: Value, args: tuple) -> Value:
     """Of the very bits that a load would have given."""
-    return g.make("bitcast", (converted(g, args[0], cast.args[0].dtype),), cast.dtype)
+    return g.make("bitcast", (cast_to(g, args[0], cast.args[0].dtype),), cast.dtype)
 
 # %% [markdown]
 # ## 1 + erf(x)
@@ -246,7 +246,7 @@ def _reduce_one(g: LinkedKernel, kind: str, x: Value, index, dtype: torch.dtype)
         return x, make("where", empty, make("constant", 0), make("exp", rest))
     if kind in ("argmax", "argmin"):
         return make("index", index, dtype=torch.int64)
-    return converted(g, x, dtype)
+    return cast_to(g, x, dtype)
 
 # %% [markdown]
 # ## Walking the row more than once

@@ -40,8 +40,8 @@ from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource
 from ..ch08_fusion.values import LinkedKernel, link
 from ..errors import Unsupported
 from . import heuristics, reductions
-from .ops import OPS, constant, convert, pointer_type, triton_type
-from .passes import CHOOSE, narrow_positions, online_softmax, schedule_passes
+from .ops import OPS, constant_tile, convert, pointer_type, triton_type
+from .passes import CHOOSE, narrow_positions, schedule_passes, with_online_softmax
 from .prelude import prelude_for
 from .tiling import COLUMNS, Axis, Indexer, choose_axes, column_block, contiguous_var, divides, fits_int32, rows_and_columns, visits
 
@@ -71,14 +71,14 @@ def plan(g: LinkedKernel, pieces: Sequence[dict] = ({},)) -> tuple[list[Axis], h
         split = rows_and_columns(axes, [s.index for s in g.steps if s.op == "load"])
         widths = [kernel.buffers[s.buffer].dtype.itemsize for s in g.steps if s.op in ("load", "store") and s.index in heavy]
         if len(split) > 1 and total >= heuristics.MANY and sum(widths) <= 2 * len(widths):
-            return split, heuristics.rows(column_block(split[1].numel))
-        return axes, heuristics.pointwise(sizes["x"], len(heavy))
+            return split, heuristics.rows_config(column_block(split[1].numel))
+        return axes, heuristics.pointwise_config(sizes["x"], len(heavy))
     inner = not any(contiguous_var(i, vars) in kernel.vars for i in heavy)  # one strided access is too many
     if not all(isinstance(v.size, int) for v in kernel.reduction_vars):
         return axes, heuristics.unknown_row(inner, sum(present(substitute(axes[0].numel, v)) for v in pieces))
     walks = sum(bool(inside) for _, inside in schedule_passes(g))
     sums = sum(s.op == "reduce" for s in g.steps)
-    return axes, heuristics.reduction(sizes["x"], sizes["r"], inner, walks, len(heavy), sums, draws(g))
+    return axes, heuristics.reduction_config(sizes["x"], sizes["r"], inner, walks, len(heavy), sums, draws_random(g))
 
 # %% [markdown]
 # An atomic store whose place is a row of a table, looked up for each row of the loop, gets a tile of rows and columns, if the table is
@@ -178,7 +178,7 @@ def value_text(p: Printer, value: Value, literal: bool = False) -> str:
     if value.op != "constant":
         name = p.names[value]
         return name[0] if isinstance(name, list) else name
-    text = constant(value.args[0], value.dtype, len(p.axes))
+    text = constant_tile(value.args[0], value.dtype, len(p.axes))
     if not literal and not text.startswith("tl.full"):
         return f"tl.full([{', '.join('1' * len(p.axes))}], {text}, tl.float32)"
     return text
@@ -288,7 +288,7 @@ def print_value(p: Printer, value: Value):
 # contents of the printer: every step of a kernel is a load, a store, a reduction or a value.
 
 # %%
-def draws(g: LinkedKernel) -> bool:
+def draws_random(g: LinkedKernel) -> bool:
     return any(s.op == "philox" for s in g.steps)
 
 
@@ -481,7 +481,7 @@ def print_kernel(graph: LinkedKernel, axes: list[Axis], config: heuristics.Confi
     elif kernel.walked:
         print_walk(p)
     else:
-        for step in loads_first(graph) if draws(graph) else graph.steps:
+        for step in loads_first(graph) if draws_random(graph) else graph.steps:
             print_step(p, step)
     return p, p.lines if kernel.walked else [(line, None) for line in header(p, looped, program)] + p.lines
 
@@ -502,7 +502,7 @@ def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> Kern
     Unsupported."""
     if isinstance(kernel, KernelList):
         return emit_list(kernel)
-    graph = online_softmax(link(kernel))
+    graph = with_online_softmax(link(kernel))
     axes, default = plan(graph)
     config = config or default
     graph, index_type = with_index_type(kernel, graph, [product(a.numel for a in axes)])
@@ -557,13 +557,13 @@ def emit_list(kernel: KernelList) -> KernelSource:
     if len(kernel.bodies) > 1:
         raise Unsupported("a list of different bodies is for the CPU")
     body = kernel.bodies[0]
-    graph = online_softmax(link(body))
+    graph = with_online_softmax(link(body))
     values = [dict(zip(body.symbols, piece.parameters)) for piece in kernel.pieces]
     axes, config = plan(graph, values)
     spaces = [substitute(product(a.numel for a in axes), v) for v in values]
     if set(config.blocks) == {"x"}:
         accesses = sum(s.op in ("load", "store") for s in graph.steps)
-        config = heuristics.pointwise(sum(spaces), accesses)
+        config = heuristics.pointwise_config(sum(spaces), accesses)
     graph, index_type = with_index_type(kernel, graph, spaces)
     own = body.symbols[:len(kernel.pieces[0].parameters)]
     width = 1 + len(own) + len(body.tensors)

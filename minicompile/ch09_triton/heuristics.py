@@ -39,7 +39,7 @@ def clamp(n: int, low: int, high: int) -> int:
 # thread, or it would run out of registers.
 
 # %%
-def pointwise(numel: int, operands: int) -> Config:
+def pointwise_config(numel: int, operands: int) -> Config:
     """1-D: `numel` elements, `operands` loads and stores of full size."""
     block = 1024 if operands <= 8 else 512
     while block > 128 and numel < block * MULTIPROCESSORS * 2:
@@ -58,7 +58,7 @@ def tiled(ynumel: int, xnumel: int, operands: int) -> Config:
 MANY = 1 << 20              # elements from which rows and columns are worth two axes: enough programs for all multiprocessors
 
 
-def rows(x: int) -> Config:
+def rows_config(x: int) -> Config:
     """Blocks of `x` columns. A thread has the same eight columns of two rows, and computes only once what depends on the
     column. (The gradient of a batch norm's input, 103 million elements of bf16: 141 us, and 192 us on one axis. Four rows
     for a thread are as fast, eight warps slower; for float32 the memory takes so long that one axis is as fast.)"""
@@ -96,7 +96,7 @@ def added(x: int) -> Config:
 # (37 and 41).
 
 # %%
-def reduction(xnumel: int, rnumel: int, inner: bool, passes: int, live: int, sums: int = 1, draws: bool = False) -> Config:
+def reduction_config(xnumel: int, rnumel: int, inner: bool, passes: int, live: int, sums: int = 1, draws: bool = False) -> Config:
     """`passes`: how often a looped kernel would run along the row. `live`: full-size values that are alive
     at once, about. `sums`: values that are accumulated, each in a tile of its own. `draws`: whether random numbers are drawn."""
     return along_rows(xnumel, rnumel, passes, live, draws) if inner else down_columns(xnumel, rnumel, passes, sums)
@@ -133,7 +133,7 @@ def down_columns(xnumel: int, rnumel: int, passes: int, sums: int) -> Config:
 
 
 def walking(rows: int, row: int) -> Config:
-    """`rows` rows in one program, a tile of whole rows at a time. One warp per program: sums along a row need
+    """`rows_config` rows in one program, a tile of whole rows at a time. One warp per program: sums along a row need
     no shared memory, and many independent programs hide the latency that the loop cannot (47 us where
     four warps take 64)."""
     row = power_of_2(row)

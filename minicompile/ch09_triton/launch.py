@@ -56,7 +56,7 @@ def interpreting() -> bool:
 # goes to `linecache`, where Triton's compiler looks for a function's source.
 
 # %%
-def define(source: KernelSource):
+def jit_function(source: KernelSource):
     """The `@triton.jit` function of a kernel's text."""
     # The interpreter reads the text at the first launch: kernels of one name (every graph has a first) differ
     filename = f"<minicompile {source.name} {hashlib.sha256(source.code.encode()).hexdigest()[:12]}>"
@@ -85,7 +85,7 @@ def grid_function(source: KernelSource) -> Callable[..., int]:
 
 def load_plain(source: KernelSource) -> Callable:
     """The kernel by way of Triton's own launcher."""
-    function, grid, pointers = define(source), grid_function(source), len(pointer_names(source))
+    function, grid, pointers = jit_function(source), grid_function(source), len(pointer_names(source))
     options = dict(source.options["constants"])
     if not interpreting():
         options |= {"num_warps": source.options["num_warps"], **worker.OPTIONS}
@@ -161,28 +161,28 @@ _pool: Pool | None = None
 _launcher: list = []
 
 
-def _after_fork() -> None:
+def _forget_workers() -> None:
     """A forked child must not talk to its parent's compile processes; it starts its own."""
     global _pool, _launcher_lock
     _pool, _launcher_lock = None, threading.Lock()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_forget_workers)
 
 
-def pool() -> Pool:
+def compile_pool() -> Pool:
     global _pool
     if _pool is None or _pool.process.poll() is not None:
         _pool = Pool()
     return _pool
 
 
-def warm_up() -> None:
+def start_workers() -> None:
     """Start the compile processes and build the launcher, in the background, when the first compilation
     starts."""
     if interpreting() or _pool is not None or not torch.cuda.is_available():
         return
-    pool()
+    compile_pool()
     threading.Thread(target=launcher, daemon=True).start()
 
 # %% [markdown]
@@ -299,7 +299,7 @@ def start(source: KernelSource, device: int, aligned: bool = True, started: dict
     task, wait, started = make_task(source, 10 * major + minor, aligned), None, {} if started is None else started
     if not os.path.exists(task["path"]):
         if task["key"] not in started:
-            started[task["key"]] = pool().submit(task)
+            started[task["key"]] = compile_pool().submit(task)
         wait = started[task["key"]]
     return LazyKernel(lambda: finish(source, device, aligned, task, wait))
 

@@ -50,7 +50,7 @@ def pointer_type(dtype: torch.dtype) -> str:
 # with its type, so that no rule of promotion can change it.
 
 # %%
-def constant(value, dtype: torch.dtype, rank: int) -> str:
+def constant_tile(value, dtype: torch.dtype, rank: int) -> str:
     """Text for a constant of `dtype`, usable with tiles of `rank` dimensions."""
     if dtype.is_floating_point:
         value = float(value)
@@ -141,7 +141,7 @@ form("signbit", any="{0} < 0", float32="{0}.to(tl.int32, bitcast=True) < 0",
 
 
 def _sign_of(dtype, x):
-    return f"tl.where({x} > 0, {constant(1, dtype, 1)}, tl.where({x} < 0, -1, 0).to({triton_type(dtype)}))"
+    return f"tl.where({x} > 0, {constant_tile(1, dtype, 1)}, tl.where({x} < 0, -1, 0).to({triton_type(dtype)}))"
 
 
 OPS["sign"] = _sign_of

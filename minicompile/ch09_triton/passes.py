@@ -61,7 +61,7 @@ def schedule_passes(g: LinkedKernel) -> list[tuple[list, list]]:
 # maximum becomes a `softmax` reduction of two results, and the sum becomes the second of them.
 
 # %%
-def online_softmax(g: LinkedKernel) -> LinkedKernel:
+def with_online_softmax(g: LinkedKernel) -> LinkedKernel:
     """The graph with such sums turned into results of their maxima."""
     top_of = {s: top for s in g.reductions if s.args[0] == "sum" and (top := _shifted_by(s.args[1])) and top.dtype == s.dtype}
     tops = set(top_of.values())

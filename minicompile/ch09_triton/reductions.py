@@ -18,7 +18,7 @@ import torch
 
 from ..ch07_loops.ir import identity
 from ..errors import Unsupported
-from .ops import constant, convert, triton_type
+from .ops import constant_tile, convert, triton_type
 
 
 @dataclass
@@ -87,7 +87,7 @@ def _tile(r: Reduction, dtype: torch.dtype) -> str:
 
 def _masked(r: Reduction, tile: str, hidden, dtype: torch.dtype) -> str:
     """`tile` with the number `hidden` where the mask is false."""
-    return tile if r.mask is None else f"tl.where({r.mask}, {tile}, {constant(hidden, dtype, 2)})"
+    return tile if r.mask is None else f"tl.where({r.mask}, {tile}, {constant_tile(hidden, dtype, 2)})"
 
 
 def _result(r: Reduction, folded: str) -> str:

@@ -184,14 +184,14 @@ _loaded: weakref.WeakValueDictionary[str, Future] = weakref.WeakValueDictionary(
 _pool: list[ThreadPoolExecutor] = []
 
 
-def _after_fork() -> None:
+def _forget_builds() -> None:
     """In the child of a fork there are no threads: forget the pool and the jobs that nobody will finish."""
     _pool.clear()
     for name in [name for name, future in _loaded.items() if not future.done()]:
         _loaded.pop(name, None)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_forget_builds)
 
 
 def _executor() -> ThreadPoolExecutor:

@@ -99,7 +99,7 @@ def for_(name: str, size: str, start: str = "0", step: int = 1) -> str:
 # ## Values to text
 
 # %%
-def lookup(value: Value, scope: Scope | None):
+def known_name(value: Value, scope: Scope | None):
     while scope is not None:
         if value in scope.names:
             return scope.names[value]
@@ -127,7 +127,7 @@ def index_text(e: Emitter, index: Int, scope: Scope) -> str:
 # %%
 def get(e: Emitter, value: Value, scope: Scope) -> str:
     """The C++ name of `value`, computing it first in the outermost scope that can."""
-    known = lookup(value, scope)
+    known = known_name(value, scope)
     if known is not None:
         return known
     home = scope
@@ -155,7 +155,7 @@ def _expression(e: Emitter, value: Value, scope: Scope) -> str:
     if value.op == "constant":
         return literal(args[0], dtype)
     if value.op == "get":
-        return lookup(args[0], scope)[args[1]]
+        return known_name(args[0], scope)[args[1]]
     if value.op == "index":
         return index_text(e, args[0], scope)
     if value.op == "indirect":
@@ -187,7 +187,7 @@ def stays_inside(layout: Layout, index) -> bool:
 
 def compute(e: Emitter, steps: Iterable[Value], scope: Scope) -> None:
     """Compute what `steps` need in `scope`, operands first. Nothing recurses deeply."""
-    for value in behind(steps, lambda v: lookup(v, scope) is None):
+    for value in behind(steps, lambda v: known_name(v, scope) is None):
         get(e, value, scope)
 
 

@@ -98,7 +98,8 @@ def form(name: str, **forms: str) -> None:
         text = next(forms[k] for k in kinds if k in forms)
         if text.startswith("({t})(") and (dtype.is_floating_point or dtype.itemsize >= 4):
             text = text[len("({t})("):-1]
-        return text.format(*args, t=register_type(dtype), f=_suffix(given), by=_divisor(value.args[-1], args[-1]) if "{by}" in text else "")
+        return text.format(*args, t=register_type(dtype), f=_suffix(given),
+                           by=_checked_divisor(value.args[-1], args[-1]) if "{by}" in text else "")
     CPP_OPS[name] = rule
 
 
@@ -153,7 +154,7 @@ form("erfinv", any="({t})mc_erfinv({0})")
 # instead.
 
 # %%
-def _divisor(value: Value, text: str) -> str:
+def _checked_divisor(value: Value, text: str) -> str:
     return text if value.constant else f"mc_divisor<{register_type(value.dtype)}>({text}, problem)"
 
 

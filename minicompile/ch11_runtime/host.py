@@ -369,7 +369,7 @@ def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str | Vie
 def module_text(w: Writer, schedule: Schedule, names: list[str]) -> str:
     """The lines of the steps as the body of `call(args)`. names: of the arguments."""
     changed = [w.local(n) for n in mutated_inputs(schedule)]
-    outputs = ", ".join(output_text(w, o) for o in schedule.program.outputs)
+    outputs = ", ".join(result_text(w, o) for o in schedule.program.outputs)
     body = w.lines + [f"result = [{outputs}]"]
     calls_torch = any(isinstance(s, Extern) for s in schedule.steps)
     if calls_torch or any("as_strided(" in line or "view(" in line for line in body):
@@ -392,7 +392,7 @@ def _indent(lines: list[str]) -> list[str]:
     return ["    " + line for line in lines]
 
 
-def output_text(w: Writer, output) -> str:
+def result_text(w: Writer, output) -> str:
     if isinstance(output, View):
         return view_text(w, output)
     return "None" if output is None else f"({float_text(output)})"

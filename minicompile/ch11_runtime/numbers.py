@@ -13,7 +13,6 @@
 # parameter.
 
 # %%
-import operator
 import threading
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.floats import Float, free_names
 from ..ch01_graphs.symbolic import Expr, Symbol
+from ..ch05_autograd.runtime import picker
 from ..ch07_loops.ir import Buffer, Layout, Program, Value, Values, View, remake, written_by
 from ..ch08_fusion.fuse import Schedule
 from ..ch08_fusion.kernel import Kernel, KernelList, Piece
@@ -186,8 +186,8 @@ def take_apart(schedule: Schedule) -> Parts | None:
     numbers = Buffer(f"numbers_{len(p.buffers)}", torch.float64, gpu, Layout((len(sources),), (1,)))
     steps = [with_loads(step, numbers, place) if isinstance(step, Kernel) else step for step, place in on_device]
     outputs = [k for k, o in enumerate(p.outputs) if isinstance(o, View) and not is_on_cpu(p, o.buffer)]
-    device = part(schedule, steps, [p.outputs[k] for k in outputs], cpu=False, more=[numbers] if sources else [])
-    host = part(schedule, [s for s, where in zip(schedule.steps, sides) if where == "cpu"],
+    device = subprogram(schedule, steps, [p.outputs[k] for k in outputs], cpu=False, more=[numbers] if sources else [])
+    host = subprogram(schedule, [s for s, where in zip(schedule.steps, sides) if where == "cpu"],
                 [*sources, *(o for k, o in enumerate(p.outputs) if k not in outputs)], cpu=True)
     inputs = [[p.inputs.index(n) for n in x.program.inputs if n != numbers.name] for x in (host, device)]
     return Parts(host, device, *inputs, outputs, len(sources), gpu)
@@ -207,12 +207,12 @@ def is_changed(p: Program, name: str) -> bool:
 
 
 # %% [markdown]
-# `part` cuts out one of the two: the buffers on its side, and of the inputs and symbols those that its steps
+# `subprogram` cuts out one of the two: the buffers on its side, and of the inputs and symbols those that its steps
 # mention. A size can be mentioned in a loop, in an argument of a library call, or in the layout of a buffer, so all three
 # are searched. Memory is planned again for each part, since a buffer may now die earlier than in the whole.
 
 # %%
-def part(schedule: Schedule, steps: list, outputs: list, cpu: bool, more: Sequence[Buffer] = ()) -> Schedule:
+def subprogram(schedule: Schedule, steps: list, outputs: list, cpu: bool, more: Sequence[Buffer] = ()) -> Schedule:
     """A program of some of the steps, with what it needs of the inputs, and `more` inputs."""
     p = schedule.program
     buffers = {n: b for n, b in p.buffers.items() if is_on_cpu(p, n) == cpu}
@@ -270,13 +270,6 @@ class Ring:
             if self.read[k] is not None:
                 self.read[k].record()
         return out
-
-
-def picker(positions: Sequence[int]) -> Callable[[list], tuple]:
-    """A function that takes the items at these positions from a list. (`itemgetter` of one position gives the item.)"""
-    if len(positions) < 2:
-        return lambda items: tuple([items[i] for i in positions])
-    return operator.itemgetter(*positions)
 
 
 @dataclass

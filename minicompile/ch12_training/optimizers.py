@@ -209,11 +209,11 @@ def is_alone(tx: Tracer, fake: torch.Tensor) -> bool:
 def take_back(table: dict, key, state: dict, items: list[tuple]) -> None:
     """Remove from the optimizer's `table` a state that no step has written to. items: (name, value, version) of when it was made."""
     if table.get(key) is state and len(state) == len(items) and all(
-            state.get(name) is value and version_of(value) == version for name, value, version in items):
+            state.get(name) is value and version_or_none(value) == version for name, value, version in items):
         del table[key]
 
 
-def version_of(value) -> int | None:
+def version_or_none(value) -> int | None:
     return value._version if isinstance(value, torch.Tensor) else None
 
 
@@ -237,7 +237,7 @@ def make_state(tx: Tracer, optimizer: ObjVal, init_group, lists: int) -> None:
                 p.grad = before
             if p in real.state:
                 state = real.state[p]
-                items = [(name, value, version_of(value)) for name, value in state.items()]
+                items = [(name, value, version_or_none(value)) for name, value in state.items()]
                 tx.effects.undo.append(functools.partial(take_back, real.state, p, state, items))
 
 

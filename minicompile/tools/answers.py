@@ -63,7 +63,7 @@ class Seen:
     data: Any = None
 
 
-def evaluate(run: Run, rung: str | None, how: str = "plain") -> Answers:
+def answers_of(run: Run, rung: str | None, how: str = "plain") -> Answers:
     """The answers of a program, on a rung or uncompiled (None). Changes this process: to be run apart.
 
     how: "plain"; "double": in float64; "moved": with inputs that are moved by one rounding."""
@@ -106,13 +106,13 @@ def one_call(values: dict, name: str, target, args, kwargs, roots, weighted: boo
     try:
         result = target(*args, **kwargs)
         see(values, f"{name}: result", result, layout=True)
-        differentiate(result, weighted)
+        backward_of(result, weighted)
     except Exception as error:
         values[f"{name}: exception"] = Seen("raised", (type(error).__name__,), first_line(error))
     see(values, f"{name}: after", roots)
 
 
-def differentiate(result, weighted: bool) -> None:
+def backward_of(result, weighted: bool) -> None:
     """Backward from everything in a result that needs it. weighted: a gradient of different numbers for
     different elements; otherwise ones, which arrive expanded."""
     tensors: list = []
@@ -296,15 +296,15 @@ class References:
 
 def references(run: Run, seconds: float) -> References | str:
     """Eager's answers, those of a float64 evaluation and those on moved inputs, or how eager ended."""
-    plain = apart.run(evaluate, run, None, seconds=seconds)
+    plain = apart.run(answers_of, run, None, seconds=seconds)
     if plain.error:
         return plain.error
-    moved = apart.run(evaluate, run, None, "moved", seconds=seconds)
-    double = None if plain.value.draws else apart.run(evaluate, run, None, "double", seconds=seconds).value
+    moved = apart.run(answers_of, run, None, "moved", seconds=seconds)
+    double = None if plain.value.draws else apart.run(answers_of, run, None, "double", seconds=seconds).value
     return References(plain.value, double, moved.value)
 
 
-def compare(outcome: apart.Outcome, refs: References) -> list[Difference]:
+def find_differences(outcome: apart.Outcome, refs: References) -> list[Difference]:
     """All differences, the largest (in terms of what is allowed) first."""
     if outcome.error:
         return [Difference("the whole program", "crash", outcome.error)]
@@ -316,7 +316,7 @@ def compare(outcome: apart.Outcome, refs: References) -> list[Difference]:
             if a is None or b is None or a.about != b.about:
                 found.append(Difference(name, "exception", f"{said(a, 'compiled')}, {said(b, 'eager')}"))
         elif a is None or b is None or (a.kind, a.about) != (b.kind, b.about):
-            found.append(Difference(name, "form", f"{form(a)} where eager has {form(b)}"))
+            found.append(Difference(name, "form", f"{form_text(a)} where eager has {form_text(b)}"))
         elif a.data is not None:
             others = [ref.values[name].data if ref is not None and name in ref.values else None
                       for ref in (refs.double, refs.moved)]
@@ -329,7 +329,7 @@ def said(seen: Seen | None, who: str) -> str:
     return f"{who} raises nothing" if seen is None else f"{who} raises {seen.about[0]}: {seen.data}"
 
 
-def form(seen: Seen | None) -> str:
+def form_text(seen: Seen | None) -> str:
     if seen is None:
         return "nothing"
     if seen.kind != "tensor" or seen.about == ("number",):

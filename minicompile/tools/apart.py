@@ -123,7 +123,7 @@ class Server:
     def __init__(self):
         paths = [str(pathlib.Path(__file__).parents[2]), *sys.path]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from minicompile.tools import apart; apart.serve()"], stdin=subprocess.PIPE,
+            [sys.executable, "-c", "from minicompile.tools import apart; apart.serve_jobs()"], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, env=dict(os.environ, **ASK_NVML, PYTHONPATH=os.pathsep.join(filter(None, paths))))
         self.threads = torch.get_num_threads()
 
@@ -154,7 +154,7 @@ def server() -> Server:
     return _server
 
 
-def serve() -> None:
+def serve_jobs() -> None:
     """The server's loop: folders on standard input, each with a job; a line on standard output when the
     outcome is there."""
     warm()

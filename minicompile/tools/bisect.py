@@ -17,7 +17,7 @@ from .. import marks
 from ..config import resolve_options
 from ..errors import MinicompileError
 from . import apart, shrink
-from .answers import Difference, References, Run, compare, evaluate, references, rungs_for, settings_of, undone
+from .answers import Difference, References, Run, answers_of, find_differences, references, rungs_for, settings_of, undone
 
 # ---- the ladder -------------------------------------------------------------------------------------------
 
@@ -40,12 +40,12 @@ class Bisection:
     tried: list = field(default_factory=list)
 
     def __str__(self):
-        return as_text(self)
+        return bisection_text(self)
 
     __repr__ = __str__
 
 
-def as_text(b: Bisection) -> str:
+def bisection_text(b: Bisection) -> str:
     lines = [f"{b.name}: no difference" + (f" ({', '.join(b.tried)})" if b.tried else "")]
     if b.largest is not None:
         lines = [f"{b.name}: {b.rung or 'uncompiled'} differs from eager" if b.rung else f"{b.name}: not compared", f"  {b.largest}"]
@@ -95,12 +95,12 @@ def search_recorded(found: Bisection, case: Run, calls: int | None, seconds: flo
     """In a process that has used a GPU, which cannot be forked: the graphs are captured here, and the rungs
     above run them apart, with the inputs that they had."""
     with undone(case):
-        refs = References(evaluate(case, None), None, None)
+        refs = References(answers_of(case, None), None, None)
     rungs = rungs_for(refs.plain, case.settings)
     with undone(case):
         answers, programs = shrink.record_graphs(case)
     found.tried.append("eager")
-    if differences := compare(apart.Outcome(answers), refs):
+    if differences := find_differences(apart.Outcome(answers), refs):
         found.rung, found.before, found.largest, found.differences = "eager", "uncompiled", differences[0], differences
         return found
     written = {n: p for n, p in programs.items() if isinstance(p, list) and p}
@@ -119,8 +119,8 @@ def search_recorded(found: Bisection, case: Run, calls: int | None, seconds: flo
         for number, recorded in written.items():
             for i, program in enumerate(recorded):
                 program = dataclasses.replace(program, calls=repeat, settings=settings_of(rung, program.settings))
-                outcome = apart.run(evaluate, program.run(), rung, seconds=seconds)
-                if differences := compare(outcome, known[number, i].value):
+                outcome = apart.run(answers_of, program.run(), rung, seconds=seconds)
+                if differences := find_differences(outcome, known[number, i].value):
                     found.rung, found.before, found.largest, found.differences = rung, below, differences[0], differences
                     found.graph = number + 1, answers.graphs[number]
                     shrink.reduce(found, [program], rung, seconds, out)
@@ -161,19 +161,19 @@ def climb(found: Bisection, case: Run, calls: int | None, seconds: float, out: s
     for settings in variants:
         for below, rung in zip(["uncompiled", *rungs], rungs):
             attempt = dataclasses.replace(case, settings=settings_of(rung, settings))
-            outcome = apart.run(evaluate, attempt, rung, seconds=seconds)
+            outcome = apart.run(answers_of, attempt, rung, seconds=seconds)
             found.tried.append(rung + " with dynamic shapes" * (settings.get("dynamic") is True))
             if outcome.error and outcome.error.startswith("not finished"):
                 found.notes.append(f"{rung}: {outcome.error}; not compared.")
                 continue
             if outcome.value is not None and outcome.value.internal and internal is None:
                 internal = below, rung, attempt
-            if differences := compare(outcome, refs):
+            if differences := find_differences(outcome, refs):
                 return find_cause(found, attempt, refs, below, rung, differences, seconds, out)
     if internal is not None:           # right answers, by running eagerly
         below, rung, attempt = internal
         attempt.strict = True
-        if differences := compare(apart.run(evaluate, attempt, rung, seconds=seconds), refs):
+        if differences := find_differences(apart.run(answers_of, attempt, rung, seconds=seconds), refs):
             found.notes.append("Outside of bisect the program runs eagerly there, with a warning.")
             return find_cause(found, attempt, refs, below, rung, differences, seconds, out)
     return found
@@ -182,8 +182,8 @@ def climb(found: Bisection, case: Run, calls: int | None, seconds: float, out: s
 def find_cause(found: Bisection, case: Run, refs, below, rung, differences, seconds, out) -> Bisection:
     """The rung is known: find the graph, and reduce it."""
     found.rung, found.before, found.largest, found.differences = rung, below, differences[0], differences
-    again = apart.run(evaluate, dataclasses.replace(case), None, seconds=seconds)
-    if any(d.kind != "crash" for d in compare(again, refs)):
+    again = apart.run(answers_of, dataclasses.replace(case), None, seconds=seconds)
+    if any(d.kind != "crash" for d in find_differences(again, refs)):
         found.notes.append("Eager differs from itself when it is run again: the program is not deterministic.")
         return found
     if rung == "eager":
@@ -207,8 +207,8 @@ def find_cause(found: Bisection, case: Run, refs, below, rung, differences, seco
 def find_graph(case: Run, rung: str, refs, seconds) -> tuple[int, str] | None:
     """(number, place) of the graph that differs on this rung while all others run as captured."""
     def differs(only):
-        outcome = apart.run(evaluate, dataclasses.replace(case, only=frozenset(only)), rung, seconds=seconds)
-        return bool(compare(outcome, refs)), outcome
+        outcome = apart.run(answers_of, dataclasses.replace(case, only=frozenset(only)), rung, seconds=seconds)
+        return bool(find_differences(outcome, refs)), outcome
     wrong, outcome = differs([])
     graphs = outcome.value.graphs if outcome.value else []
     low, high = 0, len(graphs)         # the first `low` graphs make no difference, the first `high` do

@@ -201,7 +201,7 @@ def heard_graph(found, code, captured):
         if node.op in ("call_function", "call_method"):
             place = node.meta.get("location")
             graph.operations.append(Operation(f"{node.name} = {printing._call_text(node)}",
-                                              printing.describe(node.meta.get("val")), short_place(place),
+                                              printing.type_text(node.meta.get("val")), short_place(place),
                                               place.source if place else ""))
             graph.operators[operator_name(node)] += 1
     found.graphs.append(graph)

@@ -21,7 +21,7 @@ import torch
 
 from ..ch03_capture import hook
 from . import apart
-from .answers import Answers, Memories, References, Run, compare, evaluate
+from .answers import Answers, Memories, References, Run, answers_of, find_differences
 
 MODES = {"enter": re.compile(r"^(\w+) = torch\.amp\.autocast_mode\._enter_autocast\((.*)\)$"),
          "exit": re.compile(r"^\w+ = torch\.amp\.autocast_mode\._exit_autocast\((\w+)\)$")}
@@ -150,7 +150,7 @@ def record_graphs(run: Run, number: int | None = None) -> tuple[Answers, dict]:
 
     versions.call_backend = watch
     try:
-        return evaluate(dataclasses.replace(run, only=frozenset()), "eager"), programs
+        return answers_of(dataclasses.replace(run, only=frozenset()), "eager"), programs
     finally:
         versions.call_backend = real
 
@@ -313,10 +313,10 @@ class Oracle:
         refs = apart.run(references_of, program, seconds=self.seconds).value
         if refs is None or (self.kind != "exception" and any(s.kind == "raised" for s in refs.plain.values.values())):
             return False
-        differences = compare(apart.run(evaluate, run, self.rung, seconds=self.seconds), refs)
+        differences = find_differences(apart.run(answers_of, run, self.rung, seconds=self.seconds), refs)
         if not differences or differences[0].kind != self.kind:
             return False
-        if self.below != "uncompiled" and compare(apart.run(evaluate, run, self.below, seconds=self.seconds), refs):
+        if self.below != "uncompiled" and find_differences(apart.run(answers_of, run, self.below, seconds=self.seconds), refs):
             return False
         self.refuted.discard(key)
         self.found = differences
@@ -325,9 +325,9 @@ class Oracle:
 
 def references_of(program: GraphText) -> References:
     """All of eager's answers in one process: each has inputs of its own. To be run apart."""
-    plain = evaluate(program.run(), None)
-    moved = evaluate(program.run(), None, "moved")
-    return References(plain, None if plain.draws else evaluate(program.run(), None, "double"), moved)
+    plain = answers_of(program.run(), None)
+    moved = answers_of(program.run(), None, "moved")
+    return References(plain, None if plain.draws else answers_of(program.run(), None, "double"), moved)
 
 
 def reduce(found, programs: list, rung: str, seconds: float, out: str) -> None:

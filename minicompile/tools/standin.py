@@ -72,10 +72,10 @@ def run_script(arguments: list[str]) -> None:
     try:
         runpy.run_path(str(script), run_name="__main__")
     except MinicompileError as error:
-        raise type(error)(f"{error}{line_of(error, script)}") from None
+        raise type(error)(f"{error}{place_in_script(error, script)}") from None
 
 
-def line_of(error: BaseException, script: Path) -> str:
+def place_in_script(error: BaseException, script: Path) -> str:
     """Where in the script an error came from, as text to append."""
     trace, line = error.__traceback__, None
     while trace is not None:

@@ -23,7 +23,7 @@ def load(target: str, arguments: list[str]) -> tuple:
     file, colon, name = target.partition(":")
     if not (file and colon and name):
         raise MinicompileError(f"{target!r} names no function. Write FILE:FUNCTION, such as model.py:step.")
-    names = vars(module_of(file))
+    names = vars(load_module(file))
     function = evaluated(name, names, file)
     if not callable(function):
         raise MinicompileError(f"{name} in {file} is {type(function).__name__!r}, which cannot be called.")
@@ -36,7 +36,7 @@ def load(target: str, arguments: list[str]) -> tuple:
     return function, tuple(args), kwargs
 
 
-def module_of(file: str) -> ModuleType:
+def load_module(file: str) -> ModuleType:
     path = Path(file)
     if not file.endswith(".py"):
         sys.path.insert(0, "")
@@ -54,7 +54,7 @@ def module_of(file: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         raise MinicompileError(f"importing {file} failed: {type(error).__name__}: {error}"
-                               f"{standin.line_of(error, path)}") from error
+                               f"{standin.place_in_script(error, path)}") from error
     return module
 
 

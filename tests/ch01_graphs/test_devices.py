@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minicompile.ch01_graphs.fake import FakeTensor
-from minicompile.ch01_graphs.operators import ask, of_one_device
+from minicompile.ch01_graphs.operators import of_one_device, run_on_fakes
 from minicompile.errors import Unsupported
 from tests.opinfo import samples_of
 
@@ -49,7 +49,7 @@ def fake(t, device):
     (aten.bucketize.Tensor, "c0 g1", "refused"), (aten.mm.default, "g2 c2", "refused"), (aten.silu_backward.default, "g2 c0", "refused")])
 def test_where_a_fake_may_be(op, operands, expected):
     args = [fake(torch.ones((2,) * int(dims)), GPU if kind == "g" else CPU) for kind, dims in operands.split()]
-    assert outcome(ask, op, args, {}) == expected
+    assert outcome(run_on_fakes, op, args, {}) == expected
 
 
 def test_the_devices_of_indices():
@@ -61,17 +61,18 @@ def test_the_devices_of_indices():
             (aten.index_fill.int_Tensor, "ccg", (x, 0, i, x[0, 0]), "cpu"), (aten.masked_fill.Tensor, "ggc", (x, m, x[0, 0]), "cuda"),
             (aten.masked_fill.Scalar, "gc", (x, m[0, 0], 2.0), "refused"), (aten.select_scatter.default, "gc", (x, x[0], 0, 1), "")]:
         flat, spec = pytree.tree_flatten(args)
-        assert outcome(ask, op, placed(flat, spec, [GPU if d == "g" else CPU for d in devices], fake), {}) == expected, (op, devices)
+        given = placed(flat, spec, [GPU if d == "g" else CPU for d in devices], fake)
+        assert outcome(run_on_fakes, op, given, {}) == expected, (op, devices)
 
 
 def test_what_only_kernels_of_a_gpu_do(monkeypatch):
     x, target = fake(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last), GPU), fake(torch.zeros(2, 4, 4, dtype=torch.long), GPU)
-    assert ask(aten.pow.Scalar, (2.0, x), {}).is_contiguous()
+    assert run_on_fakes(aten.pow.Scalar, (2.0, x), {}).is_contiguous()
     loss = aten.nll_loss2d_forward.default, (x, target, None, 1, -100), {}
-    assert ask(*loss)[0].device == GPU
+    assert run_on_fakes(*loss)[0].device == GPU
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     with pytest.raises(Unsupported, match="deterministic"):
-        ask(*loss)
+        run_on_fakes(*loss)
 
 
 def test_the_table_of_operators_is_there():
@@ -116,7 +117,7 @@ def test_fakes_are_where_eager_is(op):
             asked.add(key)
             everywhere = outcome(lambda f, a, k: f(*a, **k), func, *placed(form, spec, [GPU] * len(tensors), torch.Tensor.to))
             real = outcome(lambda f, a, k: f(*a, **k), func, *placed(form, spec, devices, torch.Tensor.to))
-            said = outcome(ask, func, *placed(form, spec, devices, fake))
+            said = outcome(run_on_fakes, func, *placed(form, spec, devices, fake))
             if everywhere == "cuda" and real and said and real != said:
                 wrong.append((str(func), *key[1:], real, said))
     assert not wrong

@@ -14,7 +14,7 @@ from minicompile.ch01_graphs.composites import cast_as_autocast, with_symbols
 from minicompile.ch01_graphs.fake import FakeMode, FakeTensor, storage_key
 from minicompile.ch01_graphs.graph import interpret, print_graph
 from minicompile.ch01_graphs.layouts import same_layout
-from minicompile.ch01_graphs.operators import DataDependent, ask
+from minicompile.ch01_graphs.operators import DataDependent, run_on_fakes
 from minicompile.ch01_graphs.recipes import fake_call
 from minicompile.ch01_graphs.shapes import ShapeEnv, expr_of
 from minicompile.ch01_graphs.symbolic import evaluate
@@ -281,7 +281,7 @@ def test_a_result_that_is_made_again_is_as_the_first(name, monkeypatch):
         return type(out), [(t.shape, t.stride(), t.storage_offset(), t.dtype, t.device, t.meta.untyped_storage().nbytes(),
                             memory.index(k) if k in memory else keys.index(k) + 2, [t is x for x in tensors])
                            for t, k in zip(found, keys)]
-    expected = result(ask)
+    expected = result(run_on_fakes)
     assert [result(fake_call) for _ in range(3)] == [expected] * 3
     assert len(recipes.RECIPES) >= (name not in ("written from the same memory", "turned in place"))
 
@@ -290,7 +290,8 @@ def test_a_result_that_is_made_again_is_as_the_first(name, monkeypatch):
 def test_operators_on_lists_are_asked_once_for_each_form(writes, monkeypatch):
     monkeypatch.setattr(recipes, "RECIPES", {})
     lengths, op = [], aten._foreach_addcmul_.Scalar if writes else aten._foreach_addcmul.Scalar
-    monkeypatch.setattr(recipes, "ask", lambda func, args, kwargs: lengths.append(len(args[0])) or ask(func, args, kwargs))
+    monkeypatch.setattr(recipes, "run_on_fakes",
+                        lambda func, args, kwargs: lengths.append(len(args[0])) or run_on_fakes(func, args, kwargs))
     mode = FakeMode()
     lists = [[mode.from_real(torch.ones(shape)) for shape in ([2, 3], [4]) * 5] for _ in range(3)]
     out = fake_call(op, (*lists, 0.5), {})
@@ -434,7 +435,7 @@ def test_strides_of_a_convolution_along_one_dim(dtype, transposed):
             shapes = (n, channels, length), ((channels, out, 1) if transposed else (out, channels, 1))
             x, w = (torch.ones([shape[d] for d in p], dtype=dtype).permute([p.index(d) for d in range(3)])
                     for shape, p in zip(shapes, (order, turned)))
-            fake = ask(op, (*(FakeTensor(t.to("meta"), t.device) for t in (x, w)), *rest), {})
+            fake = run_on_fakes(op, (*(FakeTensor(t.to("meta"), t.device) for t in (x, w)), *rest), {})
             assert same_layout(op(x, w, *rest), fake), (x.shape, x.stride(), w.shape, w.stride())
 
 
@@ -442,5 +443,6 @@ def test_strides_of_a_convolution_along_one_dim(dtype, transposed):
 def test_a_flip_keeps_strides_of_size_1(shape):
     for stride in itertools.product((0, 1, 2, 13), repeat=3):
         x = torch.ones(100).as_strided(shape, stride)
-        fake = ask(torch.ops.aten.flip.default, (FakeTensor(torch.empty(100, device="meta").as_strided(shape, stride), x.device), [0]), {})
+        fake = run_on_fakes(torch.ops.aten.flip.default, (
+            FakeTensor(torch.empty(100, device="meta").as_strided(shape, stride), x.device), [0]), {})
         assert fake.stride() == x.flip(0).stride()

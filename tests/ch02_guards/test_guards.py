@@ -258,7 +258,7 @@ def make_entry(value, log):
 def test_chain_of_entries():
     head, log = [], []
     cache = entries.EntryCache("f", lambda *a: "tail", head.append)
-    entries.link(cache)
+    entries.link_entries(cache)
     call = lambda x: head[-1](f, x, None, 7, (), {})
     assert call(1) == "tail"
     for value in (1, 2, 3):

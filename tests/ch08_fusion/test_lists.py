@@ -209,4 +209,4 @@ def test_lists_in_the_explorer_and_as_triton():
     source = emit_triton(lists(s)[0])
     assert "tl.load(pieces + tl.program_id(0))" in source.code and [n for n, _, _ in source.options["pieces"]] == [1, 1, 1, 8]
     both = check(lambda *xs: [x.exp() for x in xs[:4]] + [x.sin() for x in xs[4:]], tensors([(n,) for n in range(3, 11)]))
-    assert len(lists(both)[0].bodies) == 2 and "different bodies" in recording.emit("triton", lists(both)[0])
+    assert len(lists(both)[0].bodies) == 2 and "different bodies" in recording.generated("triton", lists(both)[0])

@@ -8,7 +8,7 @@ from minicompile.ch08_fusion.fuse import fuse
 from minicompile.ch08_fusion.kernel import Kernel
 from minicompile.ch08_fusion.values import elements, link
 from minicompile.ch09_triton.emit import emit_triton
-from minicompile.ch09_triton.passes import online_softmax
+from minicompile.ch09_triton.passes import with_online_softmax
 from minicompile.ch10_cpp.emit import emit_cpp
 from minicompile.ch11_runtime.host import compile_schedule
 from minicompile.errors import Unsupported
@@ -95,7 +95,7 @@ def test_phases_count_the_reductions_before():
     [store] = g.stores
     assert g.is_element(store) and store.phase == 2
     assert [v.op for v in elements(g, [store])] == ["load", "sub", "exp", "truediv"]
-    online = online_softmax(link(softmax_loops()))
+    online = with_online_softmax(link(softmax_loops()))
     assert [(r.args[0], r.phase) for r in online.reductions] == [("softmax", 1)] and online.stores[0].phase == 1
 
 

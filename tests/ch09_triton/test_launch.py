@@ -160,7 +160,8 @@ def test_kernels_compile_in_the_background_and_are_loaded_at_their_first_call(tm
     monkeypatch.setattr(launch, "make_callable", lambda source, result, device, aligned:
                         lambda *args: (source.name, result["name"], aligned, args))
     tasks, pool = [], launch.Pool()
-    monkeypatch.setattr(launch, "pool", lambda: types.SimpleNamespace(submit=lambda task: tasks.append(task["key"]) or pool.submit(task)))
+    monkeypatch.setattr(launch, "compile_pool", lambda: types.SimpleNamespace(
+        submit=lambda task: tasks.append(task["key"]) or pool.submit(task)))
     try:
         one, two = emit_triton(small_kernel("one")), emit_triton(small_kernel("two"))
         first, second = launch.load_triton([one, two])

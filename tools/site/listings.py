@@ -84,12 +84,12 @@ def texts_of(graph) -> list[str]:
     """All that was generated from a captured graph, by both generators."""
     from minicompile.ch01_graphs.graph import print_graph
     from minicompile.ch07_loops.verify import print_program
-    from minicompile.tools.explore.recording import GENERATORS, emit
+    from minicompile.tools.explore.recording import GENERATORS, generated
     found = [print_graph(gm) for gm in (graph.gm, *(data["gm"] for kind, data in graph.told if kind == "stage"))]
     for host, loops in ((data["compiled"], data["program"]) for kind, data in graph.told if kind == "schedule"):
         found += [host.source, print_program(loops)]
         for own, kernel in zip(host.sources, host.kernels):
-            found += [own.code if own.language == language else getattr(emit(language, kernel), "code", "") for language in GENERATORS]
+            found += [own.code if own.language == language else getattr(generated(language, kernel), "code", "") for language in GENERATORS]
     return found
 
 

@@ -324,7 +324,7 @@ def divided(tx, a, b):
         TupleVal(items=[binary(tx, "//", a, b), binary(tx, "%", a, b)])
 
 
-def extreme(function):
+def max_or_min(function):
     def handler(tx, *args, key=NONE, **default):
         first = args[0] if len(args) == 1 else TupleVal(items=list(args))
         known = unpack(tx, first) if type(first) in (TupleVal, ListVal) else []
@@ -342,8 +342,8 @@ HANDLED.update({
     pow: power,
     any: lambda tx, items: boolean(any(truth(tx, v) for v in values_of(tx, items))),
     all: lambda tx, items: boolean(all(truth(tx, v) for v in values_of(tx, items))),
-    min: extreme(min),
-    max: extreme(max),
+    min: max_or_min(min),
+    max: max_or_min(max),
 })
 
 

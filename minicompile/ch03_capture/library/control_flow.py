@@ -48,7 +48,7 @@ def cond(tx: Tracer, pred, true_fn, false_fn, operands=TupleVal()):
 # %%
 @NAMED.of(("torch._higher_order_ops.associative_scan", "associative_scan"))
 def scan(tx: Tracer, combine, xs, dim, reverse=FALSE, combine_mode=const("pointwise")):
-    tree, leaves = type(xs), leaves_of(tx, xs)
+    tree, leaves = type(xs), items_of(tx, xs)
     if not leaves or any(type(x) is not TensorVal or x.fake.shape != leaves[0].fake.shape for x in leaves):
         unsupported(tx, "associative_scan of anything but tensors of one shape")
     if combine_mode.value == "pointwise" and any(x.fake.device.type == "cpu" for x in leaves):
@@ -60,7 +60,7 @@ def scan(tx: Tracer, combine, xs, dim, reverse=FALSE, combine_mode=const("pointw
         last = next(iter(reversed(tx.graph.nodes)))
         both = [x[0] if tree is TensorVal else TupleVal(items=x, cls=tuple) if tree is TupleVal else ListVal(items=x)
                 for x in (left, right)]
-        out = leaves_of(tx, call(tx, combine, both, {}))
+        out = items_of(tx, call(tx, combine, both, {}))
         like = [(x.fake.shape, x.fake.dtype) for x in left]
         if [type(x) is TensorVal and (x.fake.shape, x.fake.dtype) for x in out] != like:
             unsupported(tx, f"associative_scan: {describe(combine)} changes shapes or dtypes")
@@ -77,7 +77,7 @@ def scan(tx: Tracer, combine, xs, dim, reverse=FALSE, combine_mode=const("pointw
     return out[0] if tree is TensorVal else tree(items=out)
 
 
-def leaves_of(tx, value: AbstractValue) -> list:
+def items_of(tx, value: AbstractValue) -> list:
     return unpack(tx, value) if type(value) in (TupleVal, ListVal) else [value]
 
 
@@ -95,13 +95,13 @@ def scanned(tx, combined, leaves: list, dim: int) -> list:
     even = every(leaves, 0, 1)
     if n > 2:
         before = odd if n % 2 else every(odd, 0, n // 2 - 1)
-        even = joined(tx, torch.cat, even, combined(before, every(leaves, 2, None, 2)), dim)
-    pairs = joined(tx, torch.stack, every(even, 0, n // 2) if n % 2 else even, odd, dim + 1)
+        even = concatenated(tx, torch.cat, even, combined(before, every(leaves, 2, None, 2)), dim)
+    pairs = concatenated(tx, torch.stack, every(even, 0, n // 2) if n % 2 else even, odd, dim + 1)
     out = [emit(tx, "call_method", "flatten", [x, const(dim), const(dim + 1)], {}) for x in pairs]
-    return joined(tx, torch.cat, out, every(even, n // 2, None), dim) if n % 2 else out
+    return concatenated(tx, torch.cat, out, every(even, n // 2, None), dim) if n % 2 else out
 
 
-def joined(tx, function, left: list, right: list, dim: int) -> list:
+def concatenated(tx, function, left: list, right: list, dim: int) -> list:
     return [emit(tx, "call_function", function, [TupleVal(items=[a, b]), const(dim)], {})
             for a, b in zip(left, right)]
 

@@ -327,7 +327,7 @@ OBJECT_METHODS.update({"__reduce_ex__": reduce_object, "__getstate__": state_of_
 @method(TensorVal, "__deepcopy__")
 def copy_tensor(tx, tensor, memo):
     fake, source = tensor.fake, tensor.source
-    memory = identity(tx, ("memory", storage_key(fake)))
+    memory = identity_number(tx, ("memory", storage_key(fake)))
     if tensor.cls is not torch.Tensor or fake.requires_grad or contains(tx, memo, memory) or \
             tensor.real is not None and (vars(tensor.real) or tensor.real.grad is not None):
         unsupported(tx, "copy.deepcopy() of a tensor with gradient or attributes, or beside a view of it")
@@ -355,10 +355,10 @@ def identity_of(tx, value):
     key = (type(value.value), value.value) if type(value) is Const else id(value)
     captures[-1].told_apart.add(value.cls)
     tx.objects.keep.append(value)
-    return identity(tx, key)
+    return identity_number(tx, key)
 
 
-def identity(tx, key) -> Const:
+def identity_number(tx, key) -> Const:
     return const(Identity(tx.objects.identities.setdefault(key, len(tx.objects.identities) + 1)))
 
 

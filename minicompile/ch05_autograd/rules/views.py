@@ -10,12 +10,13 @@ from torch import fx
 from ...ch01_graphs.layouts import inverse, is_dense
 from ...ch01_graphs.shapes import expr_of
 from ...errors import Unsupported
-from ..aliases import UNDO, emit
+from ..aliases import UNDO, append_call
 
 aten = torch.ops.aten
 
 UNDO.update({op: lambda b, step, parent, new: new for op in (aten.alias.default, aten.detach.default, aten.lift_fresh.default)})
-UNDO.update({op: lambda b, step, parent, new: emit(b, step.target, (new, *step.args)) for op in (aten.t.default, aten.transpose.int)})
+UNDO.update({op: lambda b, step, parent, new: append_call(b, step.target, (new, *step.args))
+             for op in (aten.t.default, aten.transpose.int)})
 
 
 @UNDO.of(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default,
@@ -25,14 +26,14 @@ def undo_reshape(b, step, parent, new):
     if new.meta["val"].numel() != parent.meta["val"].numel():
         raise Unsupported("writing through an expanded tensor")
     if not new.meta["val"].is_contiguous():
-        new = emit(b, aten.clone.default, (new,), {"memory_format": torch.contiguous_format})
-    return emit(b, aten.view.default, (new, [expr_of(s) for s in parent.meta["val"].shape]))
+        new = append_call(b, aten.clone.default, (new,), {"memory_format": torch.contiguous_format})
+    return append_call(b, aten.view.default, (new, [expr_of(s) for s in parent.meta["val"].shape]))
 
 
 @UNDO.of(aten.permute.default)
 def undo_permute(b, step, parent, new):
     dims = new.meta["val"].dim()
-    return emit(b, aten.permute.default, (new, inverse([d % dims for d in step.args[0]])))
+    return append_call(b, aten.permute.default, (new, inverse([d % dims for d in step.args[0]])))
 
 # %% [markdown]
 # The views that drop elements. `unbind` and `split` give several; `step.index` says which one this is.
@@ -48,8 +49,8 @@ def scatter(b, op, parent, *args, **kwargs) -> fx.Node:
     if val.meta.untyped_storage().nbytes() % val.element_size() != 0:
         if op is aten.as_strided_scatter.default and (not is_dense(val) or val.storage_offset() != 0):
             raise Unsupported("as_strided of memory that holds no whole number of elements")
-        parent = emit(b, aten.clone.default, (parent,))
-    return emit(b, op, (parent, *args), kwargs)
+        parent = append_call(b, aten.clone.default, (parent,))
+    return append_call(b, op, (parent, *args), kwargs)
 
 
 @UNDO.of(*SCATTER)
@@ -75,11 +76,11 @@ def undo_split(b, step, parent, new):
 
 # %%
 UNDO.update({
-    aten.view_as_real.default: lambda b, step, parent, new: emit(
-        b, aten.view_as_complex.default, (emit(b, aten.clone.default, (new,), {"memory_format": torch.contiguous_format}),)),
-    aten.view_as_complex.default: lambda b, step, parent, new: emit(b, aten.view_as_real.default, (new,)),
-    aten._conj.default: lambda b, step, parent, new: emit(b, aten.conj_physical.default, (new,)),
-    aten._neg_view.default: lambda b, step, parent, new: emit(b, aten.neg.default, (new,)),
+    aten.view_as_real.default: lambda b, step, parent, new: append_call(
+        b, aten.view_as_complex.default, (append_call(b, aten.clone.default, (new,), {"memory_format": torch.contiguous_format}),)),
+    aten.view_as_complex.default: lambda b, step, parent, new: append_call(b, aten.view_as_real.default, (new,)),
+    aten._conj.default: lambda b, step, parent, new: append_call(b, aten.conj_physical.default, (new,)),
+    aten._neg_view.default: lambda b, step, parent, new: append_call(b, aten.neg.default, (new,)),
 })
 
 
@@ -95,4 +96,4 @@ def undo_as_strided(b, step, parent, new):
 def undo_view_as_dtype(b, step, parent, new):
     if parent.meta["val"].element_size() != new.meta["val"].element_size():
         raise Unsupported(f"writing through {step.target}")
-    return emit(b, aten.view.dtype, (new, parent.meta["val"].dtype))
+    return append_call(b, aten.view.dtype, (new, parent.meta["val"].dtype))

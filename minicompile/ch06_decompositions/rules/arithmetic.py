@@ -261,7 +261,7 @@ formulas({
 # Truth is "not equal to zero"; on bools the bitwise operators are the logical ones.
 
 # %%
-def truth(x):
+def as_bool(x):
     """x != 0 as a bool tensor."""
     return x if x.dtype is torch.bool else x != 0
 
@@ -271,9 +271,9 @@ def of_floats(test):
 
 
 formulas({
-    "logical_and": lambda a, b: truth(a) & truth(b),
-    "logical_or": lambda a, b: truth(a) | truth(b),
-    "logical_xor": lambda a, b: truth(a) ^ truth(b),
+    "logical_and": lambda a, b: as_bool(a) & as_bool(b),
+    "logical_or": lambda a, b: as_bool(a) | as_bool(b),
+    "logical_xor": lambda a, b: as_bool(a) ^ as_bool(b),
     "logical_not": lambda x: aten.bitwise_not.default(x) if x.dtype is torch.bool else x == 0,
     "isnan": lambda x: x != x,
     "isinf": of_floats(lambda x: torch.abs(x) == math.inf),

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from ..table import aten, constant, count, decomposition, formulas, iota, widen
+from ..table import aten, constant, decomposition, formulas, iota, reduced_size, widen
 from .activations import log_sigmoid_forward
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -23,14 +23,14 @@ def reduced(loss, reduction):
     total = torch.sum(loss)
     if reduction == SUM:
         return total
-    return total / count(loss, list(range(loss.dim()))) if 0 not in loss.shape else total * math.nan
+    return total / reduced_size(loss, list(range(loss.dim()))) if 0 not in loss.shape else total * math.nan
 
 
 def spread(grad, x, reduction):
     """The gradient of `reduced`: the incoming gradient of each element of x."""
     if reduction != MEAN or 0 in x.shape:             # a mean over nothing has nobody to give its gradient to
         return grad
-    return grad / count(x, list(range(x.dim())))
+    return grad / reduced_size(x, list(range(x.dim())))
 
 
 # %% [markdown]

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from ..table import HALF, count, decomposition, widen
+from ..table import HALF, decomposition, reduced_size, widen
 from .reductions import moments
 
 # %% [markdown]
@@ -123,7 +123,7 @@ def _inner(x, normalized_shape) -> list[int]:
 
 # %%
 def _input_gradient(g, n, rstd, dims, centered=True):
-    size = count(n, dims)
+    size = reduced_size(n, dims)
     dx = g - torch.sum(g, dims, True) / size if centered else g
     return (dx - n * (torch.sum(g * n, dims, True) / size)) * rstd
 
@@ -156,7 +156,7 @@ def _folded(x, dims):
 def fused_rms_norm(x, normalized_shape, weight, eps):
     dims, x32 = _inner(x, normalized_shape), widen(x)
     eps = torch.finfo(x32.dtype).eps if eps is None else eps
-    rstd = torch.rsqrt(torch.sum(x32 * x32, dims, True) / count(x, dims) + eps)
+    rstd = torch.rsqrt(torch.sum(x32 * x32, dims, True) / reduced_size(x, dims) + eps)
     return _affine(x32 * rstd, weight, None).to(x.dtype), rstd
 
 
@@ -200,7 +200,7 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
     if training:
         dims = [d for d in range(x.dim()) if d != 1]
         var, mean = moments(x32, dims, 0, False)
-        size = count(x, dims)
+        size = reduced_size(x, dims)
         if running_mean is not None:
             new_mean = _moved(running_mean, mean, momentum)
         if running_var is not None:
@@ -276,7 +276,7 @@ def batch_norm_backward(grad, x, weight, running_mean, running_var, mean, rstd, 
     if output_mask[0]:
         dx = grad
         if training:
-            size = count(x, dims)
+            size = reduced_size(x, dims)
             dx = dx - _channels(x, total / size) - centered * _channels(x, dot / size * rstd * rstd)
         dx = (dx * _channels(x, rstd if weight is None else rstd * widen(weight))).to(x.dtype)
     dtype = _stats_dtype(x, weight) if weight is None else weight.dtype

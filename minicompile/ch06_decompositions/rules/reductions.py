@@ -11,8 +11,8 @@ import math
 
 import torch
 
-from ..table import HALF, aten, constant, count, decomposition, dims_of, formulas, overload, real, widen
-from .arithmetic import truth
+from ..table import HALF, aten, constant, decomposition, dims_of, formulas, overload, real, reduced_size, widen
+from .arithmetic import as_bool
 
 
 def _explicit(dim, dims) -> bool:
@@ -52,13 +52,13 @@ def mean(x, dim=None, keepdim=False, dtype=None):
         return NotImplemented
     dims = dims_of(dim, x.dim())
     x = x.to(torch.float32 if dtype in HALF else dtype)
-    return (torch.sum(x, dims, keepdim) / count(x, dims)).to(dtype) if dims else x.to(dtype).clone()
+    return (torch.sum(x, dims, keepdim) / reduced_size(x, dims)).to(dtype) if dims else x.to(dtype).clone()
 
 
 formulas({
     "nansum": lambda x, dim=None, keepdim=False, dtype=None: (
         torch.sum(torch.where(x != x, constant(0, x), x), dims_of(dim, x.dim()), keepdim, dtype=dtype)),
-    "count_nonzero count_nonzero.dim_IntList": lambda x, dim=None: torch.sum(truth(x), dims_of(dim, x.dim())),
+    "count_nonzero count_nonzero.dim_IntList": lambda x, dim=None: torch.sum(as_bool(x), dims_of(dim, x.dim())),
 })
 
 
@@ -149,7 +149,7 @@ def _as_eager(out, x):
 def any_(x, dim=None, keepdim=False):
     if x.dtype is torch.bool and dim and _explicit(dim, dims_of(dim, x.dim())):
         return NotImplemented
-    return _as_eager(_some(truth(x), dim, keepdim), x)
+    return _as_eager(_some(as_bool(x), dim, keepdim), x)
 
 
 @decomposition("all.dims", "all.dim", "all")

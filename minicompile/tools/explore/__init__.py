@@ -10,7 +10,7 @@ import pathlib
 
 from .measure import Measured, check, measure
 from .page import read_page, render
-from .recording import PANES, Exploration, Item, record
+from .recording import PANES, Exploration, Item, collect
 
 
 def explore(found, path="explore.html", *, against=None, measured: bool = True, checked: bool = True,
@@ -37,7 +37,7 @@ def recording_of(found, measured: bool = True, checked: bool = True, title: str 
         except Exception as error:                                # of the program, which may be meant to be called once
             taken = Measured(problem=f"calling it again raises {type(error).__name__}: {error}")
         taken.checks = checks
-    recording = record(found, taken)
+    recording = collect(found, taken)
     recording.title = title or recording.title
     return recording
 

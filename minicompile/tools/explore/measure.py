@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from .. import apart
-from ..answers import References, Run, compare, differentiate, evaluate, references, rungs_for, settings_of, undone
+from ..answers import References, Run, answers_of, backward_of, find_differences, references, rungs_for, settings_of, undone
 from ..findings import Findings, compile_alone, count, listening
 
 SETTINGS = ("dynamic", "mode", "options", "fullgraph")
@@ -165,7 +165,7 @@ def calls(function, args, kwargs, seconds: float, device: str) -> float:
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         while len(times) < 3 or time.perf_counter() < end and len(times) < 1000:
             start = time.perf_counter()
-            differentiate(function(*args, **kwargs), False)
+            backward_of(function(*args, **kwargs), False)
             if device == "cuda":
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
@@ -191,20 +191,20 @@ def check(found: Findings, seconds: float = 20.0) -> dict[str, str]:
             return {pane: f"not checked: eager {refs}" for panes in RUNS.values() for pane in panes}
     if not forks:
         with undone(case):
-            plain = evaluate(case, None)
+            plain = answers_of(case, None)
         with undone(case):
-            refs = References(plain, None, evaluate(case, None, "moved"))
+            refs = References(plain, None, answers_of(case, None, "moved"))
     checks = {}
     for rung in rungs_for(refs.plain, settings):
         if rung not in RUNS:
             continue
         attempt = Run(case.load, settings_of(rung, case.settings), calls=1)
         if forks:
-            outcome = apart.run(evaluate, attempt, rung, seconds=seconds)
+            outcome = apart.run(answers_of, attempt, rung, seconds=seconds)
         else:
             try:
                 with undone(case), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-                    outcome = apart.Outcome(evaluate(attempt, rung))
+                    outcome = apart.Outcome(answers_of(attempt, rung))
             except Exception as error:
                 outcome = apart.Outcome(error=f"{type(error).__name__}: {error}")
         words = verdict(outcome, refs)
@@ -216,7 +216,7 @@ def verdict(outcome: apart.Outcome, refs: References) -> str:
     if outcome.error:
         return f"not checked: {outcome.error}" if outcome.error.startswith("not finished") else f"fails: {outcome.error}"
     largest, where = largest_difference(outcome.value.values, refs.plain.values)
-    if differences := compare(outcome, refs):
+    if differences := find_differences(outcome, refs):
         return f"differs from eager: {differences[0]}"
     return f"checked: largest difference to eager {largest:.2g}{where}" if largest else "checked: equal to eager"
 

@@ -23,7 +23,7 @@ def render(recording: Exploration, against: Exploration | None = None, back: str
     fields = {
         "TITLE": text(recording.title if against is None else f"{against.title} → {recording.title}"),
         "STYLE": (HERE / "page.css").read_text(encoding="utf-8"), "SCRIPT": (HERE / "page.js").read_text(encoding="utf-8"),
-        "FIRSTLINE": text("; ".join(filter(None, map(recording.summary.get, ("what", "a call"))))), "SUMMARY": summary(versions),
+        "FIRSTLINE": text("; ".join(filter(None, map(recording.summary.get, ("what", "a call"))))), "SUMMARY": summary_html(versions),
         "BACK": back, "COUNT": str(len(versions)),
         "STRIP": "".join(f'<button type="button" data-pane="{p}" aria-pressed="false" title="{text(PANES[p][1])}">{text(PANES[p][0])}'
                          "<b></b></button>" for p in panes),
@@ -38,7 +38,7 @@ def text(words: str) -> str:
     return html.escape(str(words), quote=True)
 
 
-def summary(versions: list[Exploration]) -> str:
+def summary_html(versions: list[Exploration]) -> str:
     names = list(dict.fromkeys(name for v in versions for name in v.summary))
     if len(versions) == 1:
         rows = "".join(f"<dt>{text(n)}</dt><dd>{text(versions[0].summary[n])}</dd>" for n in names)

@@ -77,7 +77,7 @@ def from_dict(data: dict) -> Exploration:
     return Exploration(data["title"], data["summary"], [Item(**i) for i in data["items"]], data["notes"])
 
 
-def record(found, measured=None) -> Exploration:
+def collect(found, measured=None) -> Exploration:
     """found: `Findings`. measured: a `measure.Measured`, or None."""
     r = Exploration(found.name)
     program, breaks = Lines(r, found), list(found.breaks)
@@ -287,7 +287,7 @@ def add_nodes(r: Exploration, pane: str, gm, made_from) -> dict[str, list[str]]:
             r.add(pane, "return " + printing._call_text(node)[len("output("):-1], [i for a in node.all_input_nodes for i in ids[a.name]],
                   quiet=True)
             continue
-        result = printing.describe(node.meta["val"]) if node.meta.get("val") is not None else "?"
+        result = printing.type_text(node.meta["val"]) if node.meta.get("val") is not None else "?"
         call = "input" if node.op == "placeholder" else printing._call_text(node)
         ids[node.name] = [r.add(pane, f"{node.name}: {result} = {call}", made_from(node, ids), "input" if node.op == "placeholder" else "",
                                 line=all_places(node.meta.get("location")))]
@@ -333,7 +333,7 @@ def record_cut(r: Exploration, ids: dict, joint, halves, saved, prefer) -> None:
         why = "" if node.op == "placeholder" else why_not_again(node, halves, forward_use(node, halves, stage), prefer, must_not_recompute)
         other = "not looked for: there are too many" if time.perf_counter() > deadline else \
             alternative(node, joint, halves, saved, prefer, asked)
-        r.add("cut", f"{node.name}: {printing.describe(node.meta.get('val'))}, {size_in_words(cost)}", ids.get(node.name, ()), "saved",
+        r.add("cut", f"{node.name}: {printing.type_text(node.meta.get('val'))}, {size_in_words(cost)}", ids.get(node.name, ()), "saved",
               price=size_in_words(cost), counted="once: forward writes it anyway" if written else "twice: a write and a read",
               not_recomputed_because=why, the_alternative=other)
     r.add("cut", f"all of it: {size_in_words(total)}", quiet=True)
@@ -470,7 +470,7 @@ def microseconds(seconds: float) -> str:
 GENERATORS = {"cpp": "minicompile.ch10_cpp.emit", "triton": "minicompile.ch09_triton.emit"}
 
 
-def emit(language: str, kernel):
+def generated(language: str, kernel):
     """The text of a generator for a kernel that another one may be meant for; a reason where it has none."""
     from importlib import import_module
 
@@ -485,7 +485,7 @@ def record_kernels(r: Exploration, heading: str, schedule, host, steps, members)
     for language in GENERATORS:
         r.add(language, heading, kind="head")
         for number, (own, kernel) in enumerate(zip(host.sources, host.kernels)):
-            source = own if own.language == language else emit(language, kernel)
+            source = own if own.language == language else generated(language, kernel)
             users = [k for k, n in enumerate(host.source_of) if n == number]
             runs = "this is what runs" if own.language == language else f"not what runs here: that is {PANES[own.language][0]}" \
                 if own.language in PANES else f"not what runs here: that is the {own.language}"

@@ -6,7 +6,7 @@ from ...ch04_breaks.resume import original_name
 from ..findings import ANY, Findings, listening
 from .measure import Measured, clocked, steps_of
 from .page import render
-from .recording import record
+from .recording import collect
 
 
 @contextlib.contextmanager
@@ -23,7 +23,7 @@ def explored(path: str, say=print):
         else:
             name, part, seconds, all_seconds = slowest
             measured = Measured(steps_of(part, clocks), device="cuda" if any(c.cuda for c in clocks.values()) else "cpu")
-            recording = record(part, measured)
+            recording = collect(part, measured)
             recording.title = name
             recording.summary["in the script"] = (f"{seconds:.3g} s in the graphs of this frame, of {all_seconds:.3g} s in all compiled "
                                                   f"graphs; {len({code for code, _ in found.frames})} frames were compiled")
@@ -31,7 +31,7 @@ def explored(path: str, say=print):
             say(f"minicompile: {path} shows {name}, the slowest frame: {seconds:.3g} of {all_seconds:.3g} s in compiled graphs.")
 
 
-def frame_of(code) -> tuple:
+def frame_key(code) -> tuple:
     """What the code of a function and that of its rests behind graph breaks share."""
     return code.co_filename, original_name(code)
 
@@ -42,7 +42,7 @@ def slowest_frame(found: Findings, clocks: dict) -> tuple | None:
     parts, seconds = {}, {}
     for graph in found.graphs:
         code = codes[id(graph.captured)]
-        frame = frame_of(code)
+        frame = frame_key(code)
         parts.setdefault(frame, []).append(graph)
         seconds[frame] = seconds.get(frame, 0.0) + sum(clocks[id(data["compiled"])].total for kind, data in graph.told
                                                        if kind == "schedule" and id(data["compiled"]) in clocks)
@@ -50,7 +50,7 @@ def slowest_frame(found: Findings, clocks: dict) -> tuple | None:
         return None
     frame = max(seconds, key=seconds.get)
     part = Findings(frame[1], parts[frame])
-    part.frames = [(code, c) for code, c in found.frames if frame_of(code) == frame]
+    part.frames = [(code, c) for code, c in found.frames if frame_key(code) == frame]
     names = {graph.frame for graph in parts[frame]}
     part.breaks = [b for b in found.breaks if b.frame in names]
     part.guards = [g for g in found.guards if g.frame in names]
