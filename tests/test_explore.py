@@ -14,7 +14,7 @@ from minicompile.ch01_graphs.graph import closure
 from minicompile.errors import MinicompileError
 from minicompile.tools import apart
 from minicompile.tools.answers import Answers, References, Seen
-from minicompile.tools.explore import PANES, explore, read_page, record, recording_of, render
+from minicompile.tools.explore import PANES, collect, explore, read_page, recording_of, render
 from minicompile.tools.explore.measure import check, measure, verdict
 from minicompile.tools.explore.recording import SECONDS_FOR_ALTERNATIVES
 from minicompile.tools.restore import restored
@@ -51,7 +51,7 @@ def explained(function, *args, **settings):
 
 
 def recorded(function, *args, **settings):
-    return record(explained(function, *args, **settings))
+    return collect(explained(function, *args, **settings))
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +253,7 @@ def test_every_step_is_timed():
     schedules = [d["schedule"] for kind, d in found.graphs[0].told if kind == "schedule"]
     assert {n: len(s.steps) for n, s in enumerate(schedules)} == {n: len(t) for (_, n), t in taken.steps.items()}
     assert all(t > 0 for times in taken.steps.values() for t in times)
-    r = record(found, taken)
+    r = collect(found, taken)
     kernels = [i for i in r.pane("fusion") if i.kind == "kernel"]
     assert kernels and all({"bytes", "time", "share of the call", "bandwidth"} <= set(i.facts) for i in kernels)
     shares = [float(i.facts["share of the call"][:-2]) for i in r.pane("fusion") if "share of the call" in i.facts]
@@ -266,12 +266,12 @@ def test_times_of_another_program_are_left_out():
     found = explained(Block(), torch.randn(2, 16, 32))
     taken = measure(found, seconds=0.05)
     taken.steps = {key: times[1:] for key, times in taken.steps.items()}
-    assert taken.steps and not any("µs" in i.text for i in record(found, taken).pane("fusion"))
+    assert taken.steps and not any("µs" in i.text for i in collect(found, taken).pane("fusion"))
 
 
 def test_bytes_of_a_kernel():
     found = explained(lambda x, y: x + y, torch.randn(1000), torch.randn(1000))
-    (kernel,) = [i for i in record(found).pane("fusion") if i.kind == "kernel"]
+    (kernel,) = [i for i in collect(found).pane("fusion") if i.kind == "kernel"]
     assert kernel.facts["bytes"] == "12 KB"
 
 

@@ -52,7 +52,7 @@ def graph_of(found, call: str, namespace: dict):
 def with_explorers(found, outputs: list, name: str, asked: dict) -> list:
     """For the outputs of a page's cells: where one shows a generated text, a further output with the explorer of its graph. asked: for
     a cell the graph that its tag `explore:` names."""
-    from minicompile.tools.explore import record as recorded, render
+    from minicompile.tools.explore import collect as recorded, render
     from minicompile.tools.findings import Findings, heard_captured
     texts = [(graph, {significant(line) for text in texts_of(graph) for line in text.split("\n")} - {""}) for graph in found.graphs]
     made: dict = {}

@@ -42,4 +42,4 @@ def recording_of(found, measured: bool = True, checked: bool = True, title: str 
     return recording
 
 
-__all__ = ["Item", "PANES", "Exploration", "check", "explore", "measure", "read_page", "record", "recording_of", "render"]
+__all__ = ["Item", "PANES", "Exploration", "check", "collect", "explore", "measure", "read_page", "recording_of", "render"]
