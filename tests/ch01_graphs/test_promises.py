@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from minicompile.ch01_graphs.fake import DispatchMode, FakeMode, FakeTensor
-from minicompile.ch01_graphs.operators import ask
+from minicompile.ch01_graphs.operators import run_on_fakes
 from minicompile.errors import Unsupported
 from tests.opinfo import OPERATORS, tensors_of
 
@@ -42,7 +42,7 @@ class Compared(DispatchMode):
 
     def compare(self, func, out, args, kwargs):
         try:
-            fakes = ask(func, args, kwargs)
+            fakes = run_on_fakes(func, args, kwargs)
         except (Unsupported, RuntimeError):
             return
         self.questions += 1
