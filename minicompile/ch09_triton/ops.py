@@ -141,7 +141,7 @@ form("signbit", any="{0} < 0", float32="{0}.to(tl.int32, bitcast=True) < 0",
 
 
 def _sign_of(dtype, x):
-    return f"tl.where({x} > 0, {constant_tile(1, dtype, 1)}, tl.where({x} < 0, -1, 0).to({triton_type(dtype)}))"
+    return f"tl.where({x} > 0, 1, tl.where({x} < 0, -1, 0)).to({triton_type(dtype)})"       # of the shape of x, which may be none
 
 
 OPS["sign"] = _sign_of

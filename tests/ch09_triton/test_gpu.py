@@ -55,6 +55,16 @@ UNARY = ["exp", "expm1", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "
          "floor", "ceil", "trunc", "round", "sign", "sqrt", "rsqrt", "log", "reciprocal", "isnan", "isinf", "signbit"]
 
 
+@pytest.mark.parametrize("dtype", [F32, torch.bool])
+@pytest.mark.parametrize("op", UNARY)
+def test_unary_of_one_element_in_a_kernel_with_rows(op, dtype):
+    """What is loaded once is a scalar, and so is all that is computed from it until it is stored."""
+    if dtype is torch.bool and op in ("floor", "ceil", "trunc", "round"):
+        return
+    x = (r(1, 1).abs() + 1).to(dtype)
+    check(lambda x, y: (getattr(torch, op)(x), (getattr(torch, op)(x) * y).sum(-1, keepdim=True)), x, r(1, 70), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("op", UNARY)
 def test_unary_special_values(op):
     x = torch.cat([r(1000) * 5, torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, 2.5, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38,
