@@ -324,7 +324,7 @@ def steps_of(graph):
         if node.op == "output":
             return
         if node.op == "placeholder":
-            f.env[node] = pass_.fresh(node.meta["val"], f.graph.node_copy(node))
+            f.env[node] = pass_.fresh_alias(node.meta["val"], f.graph.node_copy(node))
         else:
             pass_.visit_call(f, node)
         new = list(f.graph.nodes)[written:]
