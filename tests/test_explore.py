@@ -173,7 +173,9 @@ def test_corners(name):
     assert r.pane("joint") and Page(render(r)).made_from
 
 
-def test_a_program_that_can_be_called_once_and_one_that_prints(capsys, tmp_path):
+@pytest.mark.parametrize("forks", [True, False], ids=["a process for each stage", "CUDA is in use"])
+def test_a_program_that_can_be_called_once_and_one_that_prints(forks, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: not forks)
     calls = []
 
     def once(x):

