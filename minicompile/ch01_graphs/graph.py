@@ -136,9 +136,9 @@ def copy_provenance(node: fx.Node, source: fx.Node) -> fx.Node:
     return node
 
 
-# What one stage says of a node to a later one: the checkpoint that it belongs to, the backward pass of the program, and that the
-# program itself calls it, so that what the operator refuses has to be refused.
-MARKS = "recompute", "backward", "asked"
+# What one stage says of a node to a later one: the checkpoint that it belongs to, the backward pass of the program, that the
+# program itself calls it, so that what the operator refuses has to be refused, and which gradients lead to it.
+MARKS = "recompute", "backward", "asked", "tangents"
 
 # %% [markdown]
 # ## An executable meaning

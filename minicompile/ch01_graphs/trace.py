@@ -117,10 +117,11 @@ if torch.__version__.startswith("2.11."):
 # of the old shape.
 #
 # Each node is told where it comes from. In the forward pass that is `provenance`, which whoever runs the program has
-# set. In the backward pass the engine decides what runs, so the recorder asks which autograd node is at work, and
-# looks up what it remembered when that node was made (`remember_grad_fns`). `passes` and `backward` count backward
-# passes that are recorded in the middle of a program (chapter 12). `finish` makes a module of the graph, and leaves
-# out what nothing needs.
+# set. In the backward pass the engine decides what runs, so the recorder asks which autograd node is at work, and looks
+# up what it remembered when that node was made (`remember_grad_fns`). Where several gradients come in, `tangents_of`
+# says which lead to an autograd node, and what runs there is marked so. `passes` and `backward` count backward passes
+# that are recorded in the middle of a program (chapter 12). `finish` makes a module of the graph, and leaves out what
+# nothing needs.
 
 # %%
 class Recorder(DispatchMode):
@@ -135,6 +136,7 @@ class Recorder(DispatchMode):
         self.recompute = 0
         self.passes = self.backward = 0
         self.grad_provenance: dict = {}
+        self.tangents_of: dict = {}
 
     def placeholder(self, name: str, value) -> fx.Node:
         node = self.graph.placeholder(name)
@@ -187,6 +189,8 @@ class Recorder(DispatchMode):
             node.meta["recompute"] = self.recompute
         if self.backward:
             node.meta["backward"] = self.backward
+        if tangents := self.tangents_of.get(torch._C._current_autograd_node()) if self.tangents_of else None:
+            node.meta["tangents"] = tangents
         return node
 
     def _keep_metadata(self, fake, node):

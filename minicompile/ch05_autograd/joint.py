@@ -40,6 +40,7 @@ from .aliases import GraphBuilder, Step, append_call, emit_step, restride, viewe
 from .cleanup import clean
 from .functionalize import append_mutations, functionalize_with_mutations
 from .schemas import is_mutable
+from .undefined import ZEROS
 
 aten = torch.ops.aten
 
@@ -383,6 +384,8 @@ def _record_backward(recorder: Recorder, outputs: list, leaves: list) -> list:
             tangents.append(fake_like(out) if layout == "of the output" else
                             FakeTensor(torch.empty(out.shape, dtype=out.dtype, device="meta"), out.device))
         recorder.placeholder(f"tangent{i}", tangents[-1]).meta["tangent"] = layout
+        for node in history_of([out]) if len(outputs) > 1 else ():
+            recorder.tangents_of.setdefault(node, set()).add(i)
     with backward_state():
         return list(torch.autograd.grad(outputs, leaves, tangents, allow_unused=True))
 
@@ -422,11 +425,13 @@ def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: lis
 # %% tags=["exercise:tangents-behind"]
 def tangents_behind(gm: fx.GraphModule, gradients: list) -> list[set[int]]:
     """For each gradient the positions of the tangents that it depends on. To be asked before anything is simplified: the
-    gradient of a `floor` is zeros, which depend on the tangent in eager's graph only. Without a tangent there is none."""
+    gradient of a `floor` is zeros, which depend on the tangent in eager's graph only. Without a tangent there is none. New zeros, as
+    for the sign in `copysign`, have the tangents that led there as their mark."""
     behind: dict[fx.Node, set[int]] = {}
     tangents = {n: i for i, n in enumerate(n for n in gm.graph.nodes if "tangent" in n.meta)}
     for node in gm.graph.nodes:
-        behind[node] = {tangents[node]} if node in tangents else set().union(*(behind[a] for a in node.all_input_nodes))
+        own = {tangents[node]} if node in tangents else node.meta.get("tangents", set()) if node.target in ZEROS else set()
+        behind[node] = own.union(*(behind[a] for a in node.all_input_nodes))
     return [behind[g] if isinstance(g, fx.Node) else set() for g in gradients]
 
 

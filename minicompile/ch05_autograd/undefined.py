@@ -38,7 +38,7 @@ LINEAR = {
     aten.roll.default, aten.rot90.default, aten.tril.default, aten.triu.default, aten.repeat.default, aten.constant_pad_nd.default,
     aten.cumsum.default, aten.mean.dim, aten.mean.default, aten.index_select.default, aten.gather.default,
 }
-ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
+ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten._efficientzerotensor.default}
 PRODUCTS = {aten.mul.Tensor, aten.mm.default, aten.bmm.default}      # zero as soon as either operand is
 # Zero if the operands at these positions are.
 JOINS = {aten.add.Tensor: (0, 1), aten.sub.Tensor: (0, 1), aten.where.self: (1, 2), aten.cat.default: (0,), aten.stack.default: (0,),

@@ -79,12 +79,14 @@ def test_gradients_by_any_set_of_outputs():
             torch.testing.assert_close(b, a)
 
 
-def test_gradients_of_zero_are_zeros_and_not_none():
-    """The derivative of `floor` depends on its tangent in eager, where None stays None, and only there."""
+@pytest.mark.parametrize("step", [torch.floor, torch.sgn, lambda x: x.pow(0), lambda x: torch.copysign(x.detach(), x), lambda x: x.ne_(0)],
+                         ids=["of the tangent", "lazy", "a number", "of the input", "a write"])
+def test_gradients_of_zero_are_zeros_and_not_none(step):
+    """Such a derivative depends on its tangent in eager, where None stays None, and only there, be its zeros made of the tangent or not."""
     def fn(x, y):
-        return (x * 2).floor() + 1, x.sin() * y, y * 2
+        return step(x * 2) + 1, x.sin() * y, y * 2, x * 3
     for rung in ("aot_eager", "decomposed"):
-        for used in ([0], [1], [2], [0, 2]):
+        for used in ([0], [1], [2], [0, 2], [3]):
             grads = []
             for f in (fn, minicompile.compile(fn, backend=rung)):
                 x, y = (torch.ones(3).requires_grad_() for _ in "xy")
