@@ -337,8 +337,9 @@ def run_forward(region: Region, ctx, *inputs):
     # same version counter.
     results = tuple([r.detach() if isinstance(r, torch.Tensor) and r._is_view() else r
                      for r in outputs[:count]])
-    if region.sizes_of:
-        ctx.layouts = [layout_of(results[i], form) for i, form in region.sizes_of]
+    if region.sizes_of:                 # where an input is written, its tangent lies as the input, in which there may be gaps
+        shown = [*results[:joint.results], *(inputs[i] for i in joint.written)]
+        ctx.layouts = [layout_of(shown[i], form) for i, form in region.sizes_of]
     if region.plain:
         ctx.mark_non_differentiable(*[results[i] for i in region.plain])
     return results + anchor

@@ -61,6 +61,21 @@ def test_writes(name, backend):
                     torch.testing.assert_close(got, expected, msg=lambda m: f"{kind}: {m}")
 
 
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_a_written_input_with_gaps_has_the_gradient_of_its_places(dynamic):
+    def write(v):
+        v.clamp_(-1, 1)
+    compiled = minicompile.compile(write, backend="cpp", dynamic=dynamic)
+    for n in (5, 6):
+        grads = []
+        for function in (write, compiled):
+            x = torch.linspace(-2, 2, 8 * n).view(n, 8).requires_grad_()
+            v = torch.empty_strided((n, 8), (2, 2 * n)).copy_(x)
+            function(v)
+            grads += torch.autograd.grad((v * x.detach()).sum(), x)
+        assert torch.equal(*grads), n
+
+
 @pytest.mark.parametrize("name", [n for n in PROGRAMS if n != "asked after"])
 def test_an_activation_is_written_in_the_graph(name):
     found = minicompile.explain(PROGRAMS[name])(torch.ones(3, requires_grad=True) * 3, torch.ones(3, requires_grad=True))
