@@ -2181,6 +2181,30 @@ def function_with_lists_and_objects():
     return lambda x: F_.apply(x * 2, config, [1, 2, 3], torch.sin), (rand(3),)
 
 
+@feature
+def function_behind_which_no_gradient_comes():
+    class Stop(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            return None
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.set_materialize_grads(False)
+            return x * w
+
+        @staticmethod
+        def backward(ctx, grad):
+            return (None, None) if grad is None else (2 * grad, grad)
+    w = nn.Parameter(torch.ones(3))
+    return lambda x: (Stop.apply(Doubled.apply(x * 2, w)) + x, w * 2), (rand(3),)
+
+
 @feature(graphs=None)
 def function_computes_gradient_by_autograd():
     class Again(torch.autograd.Function):

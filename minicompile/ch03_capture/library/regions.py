@@ -237,7 +237,8 @@ def joined_function(spec: Joined):
     `spec.sources` maps each value that the backward reads, in order, to its place among outputs and operands, and to whether autograd
     saves it (else it hangs on `ctx`). `spec.graphs` maps a tuple, for each output whether its tangent is present, to a graph and the
     values that it reads, keys of `spec.sources`: `graph(*values, *tangents)`, with all tangents, gives a tuple of the gradients of the
-    inputs. Nothing else has a gradient. The class and `f` have the name `spec.name`; `f.joined` is `spec`."""
+    inputs. Nothing else has a gradient, and where no tangent is present, nothing at all. The class and `f` have the name `spec.name`;
+    `f.joined` is `spec`."""
     count, order = spec.outputs, list(spec.sources)
 
     def forward(ctx, *operands):
@@ -254,7 +255,10 @@ def joined_function(spec: Joined):
     def backward(ctx, *tangents):
         saved = iter(ctx.saved_tensors)
         values = {n: next(saved) if spec.sources[n][1] else t for n, t in zip(order, ctx.kept)}
-        graph, lifted = spec.graphs[tuple([t is not None for t in tangents])]
+        present = tuple([t is not None for t in tangents])
+        if not any(present):                    # what came after gave no gradient, and there is none
+            return (None,) * (count + spec.inputs + ctx.rest)
+        graph, lifted = spec.graphs[present]
         gradients = graph(*[values[n] for n in lifted], *tangents)
         return (None,) * count + gradients + (None,) * ctx.rest
 
