@@ -84,11 +84,33 @@ def no_accessor(cls, name, kind):
     user_error(AttributeError, f"property {name!r} of {cls.__qualname__!r} object has no {kind}er")
 
 
-def empty_slot(cls, name):
+def empty_slot(tx, obj, name):
     """What reading a slot without a value raises."""
+    cls = obj.cls
+    if lookup(cls, "__getattr__") is not MISSING:
+        unsupported(tx, f"the empty slot {name} of a {cls.__name__}, which has a __getattr__")
+    if name not in obj.attrs:
+        guard(tx, obj.source, "NO_ATTR", name)
     full = cls.__qualname__ if cls.__module__ == "__main__" else f"{cls.__module__}.{cls.__qualname__}"
     called = cls.__name__ if PYTHON < (3, 13) else full
     user_error(AttributeError, f"'{called}' object has no attribute '{name}'")
+
+
+def slot_of(real, descriptor):
+    """What a slot holds, or MISSING. No code of the program is run, here and in `own_fields`."""
+    try:
+        return MISSING if real is None else descriptor.__get__(real)
+    except AttributeError:
+        return MISSING
+
+
+def own_fields(real) -> dict | None:
+    """The `__dict__` of an object."""
+    read = type(real).__getattribute__
+    try:
+        return (object.__getattribute__ if type(read) is types.FunctionType else read)(real, "__dict__")
+    except AttributeError:
+        return None
 
 
 # %% [markdown]
@@ -128,12 +150,8 @@ def found_attribute(tx, obj, name):
     if name in obj.attrs:
         found = obj.attrs[name]
         if found is DELETED:
-            behind = lookup(obj.cls, name), lookup(obj.cls, "__getattr__")
-            if isinstance(behind[0], types.MemberDescriptorType):
-                empty_slot(obj.cls, name)
-            if {*behind} - {MISSING, torch.nn.Module.__getattr__} or written_in_class(tx, obj.cls, name) is not None:
-                unsupported(tx, f"the attribute {name} of {describe(obj)}, of which only the object's own is deleted")
-            no_attribute(obj.cls, name)
+            found = lookup(obj.cls, name)
+            return empty_slot(tx, obj, name) if isinstance(found, types.MemberDescriptorType) else shared_attribute(tx, obj, name, found)
         obj.attrs[name] = found = realize(tx, found)         # what a copy took over may be waiting
         return found
     real = obj.real
@@ -155,21 +173,25 @@ def instance_attribute(tx, obj, name, found):
     if is_property(found):
         return bind_attribute(tx, obj, name, found)
     if kind in (types.MemberDescriptorType, types.GetSetDescriptorType) and name != "__dict__":
-        if real is None or not hasattr(real, name):
-            guard(tx, obj.source, "NO_ATTR", name)
-            empty_slot(obj.cls, name)
-        return wrap(tx, getattr(real, name), at)
-    if name == "__dict__" and (obj.cls.__dictoffset__ if real is None else hasattr(real, "__dict__")):
+        held = slot_of(real, found)
+        return wrap(tx, held, at) if held is not MISSING else empty_slot(tx, obj, name)
+    if name == "__dict__" and (obj.cls.__dictoffset__ if real is None else own_fields(real) is not None):
         return instance_dict(tx, obj)
     if found is not MISSING and python_method(kind, "__set__"):
         return bind_attribute(tx, obj, name, found, at)
-    fields = getattr(real, "__dict__", None)
+    fields = own_fields(real)
     if fields is not None and name in fields:
-        # Cheaper to read than through __getattr__
-        slow = isinstance(real, torch.nn.Module) or type(real).__getattribute__ is not object.__getattribute__
-        at = at and (ItemSource(InstanceDictSource(obj.source), name) if slow else FieldSource(obj.source, name))
+        # Of an object that has none of its own, `obj.name` would run code of the class
+        runs = type(real).__getattribute__ is not object.__getattribute__ or hasattr(kind, "__get__") or \
+            lookup(obj.cls, "__getattr__") is not MISSING
+        at = at and (ItemSource(InstanceDictSource(obj.source), name) if runs else FieldSource(obj.source, name))
         return wrap(tx, fields[name], at)
-    if kind is functools.cached_property:
+    return shared_attribute(tx, obj, name, found, at)
+
+
+def shared_attribute(tx, obj, name, found, at=None):
+    """The object has no attribute of its own by this name: what its class, or `__getattr__`, makes of it."""
+    if type(found) is functools.cached_property:
         guard_bare(tx, obj, name)                # at the next call it may be there
         result = call(tx, wrap(tx, found.func), [obj])
         store_attribute(tx, obj, name, result)
@@ -187,14 +209,13 @@ def instance_attribute(tx, obj, name, found):
     if fallback is not MISSING:
         guard_bare(tx, obj, name)
         return call(tx, wrap(tx, fallback), [obj, const(name)])
-    if real is not None:
-        guard(tx, obj.source, "NO_ATTR", name)
+    guard_bare(tx, obj, name)
     no_attribute(obj.cls, name)
 
 
 def guard_bare(tx, obj, name):
-    """The object has no attribute `name` of its own, in front of what its class has."""
-    if hasattr(obj.real, "__dict__"):
+    """The object has no attribute `name` of its own, in front of what its class has, unless the trace has deleted it."""
+    if own_fields(obj.real) is not None and name not in obj.attrs:
         guard(tx, part(InstanceDictSource, obj.source), "NO_KEY", name)
 
 # %% [markdown]
@@ -250,9 +271,9 @@ def instance_dict(tx, obj):
         whole = wrap(tx, obj.real.__dict__, part(InstanceDictSource, obj.source))
         items = entries(tx, whole).copy()
     for key, v in obj.attrs.items():
-        if v is DELETED:
+        if v is DELETED or key in obj.moved:
             items.pop(key, None)
-        else:
+        if v is not DELETED and type(lookup(obj.cls, key)) is not types.MemberDescriptorType:        # a slot
             items[key] = const(key), v
     obj.fields = obj.fields or DictVal(owner=obj)
     obj.fields.items = items
@@ -265,12 +286,7 @@ def store_in_dict(tx, obj, key, value):
     if type(obj) is not ObjVal or hasattr(type(lookup(obj.cls, name)), "__set__") or \
             issubclass(obj.cls, torch.nn.Module) and issubclass(kind, (torch.nn.Module, torch.nn.Parameter)):
         unsupported(tx, f"writing {name} into the __dict__ of {describe(obj)}")
-    if value is None and (obj.real is None or name not in obj.real.__dict__):
-        del obj.attrs[name]
-    else:
-        obj.attrs[name] = DELETED if value is None else value
-    touch(tx, obj)
-    instance_dict(tx, obj)
+    put_attribute(tx, obj, name, value)
 
 
 # %% [markdown]
@@ -565,19 +581,28 @@ def store_attribute(tx, obj, name, value):
         unsupported(tx, f"the descriptor {name} of {obj.cls.__name__}")
     if name in ("__class__", "__dict__"):
         unsupported(tx, f"assigning {name}")
-    own = name in obj.attrs or obj.real is not None and (
-        type(found) is types.MemberDescriptorType or name in getattr(obj.real, "__dict__", ()))
+    real, slot = own_fields(obj.real) or (), type(found) is types.MemberDescriptorType
+    own = obj.attrs[name] is not DELETED if name in obj.attrs else name in real or slot and obj.real is not None
+    if value is None and own and name not in obj.attrs and name in real:
+        guard(tx, part(ItemSource, part(InstanceDictSource, obj.source), name), "TYPE_MATCH", type(real[name]))
     if value is None and not (own and has_attribute(tx, obj, name)):
-        if type(found) is types.MemberDescriptorType:
+        if slot:
             user_error(AttributeError, name, name=NONE)
+        guard_bare(tx, obj, name)
         no_attribute(obj.cls, name, "")
     if found is MISSING and not obj.cls.__dictoffset__ and value is not None and obj.cls is not object:
         no_attribute(obj.cls, name, SLOTS_ONLY)
-    if value is None and found is not MISSING and type(found) is not types.MemberDescriptorType and obj.real is not None:
-        unsupported(tx, f"deleting {name} of {describe(obj)}, whose class has it, too")          # at the next call, the object may not
+    put_attribute(tx, obj, name, value)
+
+
+def put_attribute(tx, obj, name, value):
+    """Into `attrs`, or out of it without a value. They are in the order of writing, where what was deleted before is written last."""
     if value is None and obj.real is None:
-        obj.attrs.pop(name)
+        del obj.attrs[name]
     else:
+        if obj.attrs.get(name) is DELETED:
+            del obj.attrs[name]
+            obj.moved.add(name)
         obj.attrs[name] = DELETED if value is None else value
     touch(tx, obj)
     if obj.fields is not None:
@@ -591,10 +616,11 @@ def set_module_attribute(tx, obj, name, value):
     if "_parameters" not in fields:
         return set_new_module_attribute(tx, obj, name, value)
     structural = name in fields["_parameters"] or name in fields["_modules"]
-    if value is None or structural or issubclass(value.cls, (torch.nn.Module, torch.nn.Parameter)):
-        unsupported(tx, f"changing the parameters or submodules of a module ({name})")
     overlay = changed(tx, fields["_buffers"])
-    if name not in (overlay.items if overlay else fields["_buffers"]):
+    is_buffer = name in (overlay.items if overlay else fields["_buffers"])
+    if structural or is_buffer and value is None or value is not None and issubclass(value.cls, (torch.nn.Module, torch.nn.Parameter)):
+        unsupported(tx, f"changing the parameters or submodules of a module ({name})")
+    if not is_buffer:
         return store_attribute(tx, obj, name, value)
     if type(value) is not TensorVal and value is not NONE:
         unsupported(tx, f"a buffer set to something that is no tensor ({name})")

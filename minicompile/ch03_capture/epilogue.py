@@ -556,9 +556,12 @@ def write_object(ep, value, before):
     for name, item in value.attrs.items():
         if value.cls is types.ModuleType:
             ep.writes.append(f"{target}.pop({name!r}, None)" if item is DELETED else f"{target}[{name!r}] = {expression(ep, item)}")
-        elif item is DELETED:
+            continue
+        if item is DELETED or name in value.moved:
             ep.writes.append(f"{pool(ep, delete_attribute)}({target}, {name!r})")
-        elif plain and name.isidentifier() and not name.startswith("__"):
+        if item is DELETED:
+            continue
+        if plain and name.isidentifier() and not name.startswith("__"):
             ep.writes.append(f"{target}.{name} = {expression(ep, item)}")
         else:
             ep.writes.append(f"{pool(ep, object.__setattr__)}({target}, {name!r}, {expression(ep, item)})")

@@ -336,11 +336,12 @@ class ByValue:
 @dataclass(eq=False)
 class ObjVal(Mutable):
     """Any other object. `real` is the object when it existed before the call; `attrs` are the writes since
-    then (DELETED marks a deletion). For an object made by the trace `real` is None and `attrs` is everything
-    it has."""
+    then (DELETED marks a deletion; of what is in `moved` there was one before). For an object made by the trace `real` is None
+    and `attrs` is everything it has."""
     real: Any = None
     cls: type = object
     attrs: dict = field(default_factory=dict)
+    moved: set = field(default_factory=set)
     contents: Any = None
     fields: DictVal | None = None
 

@@ -448,3 +448,123 @@ def test_a_new_parameter_has_no_state_in_the_optimizer():
     got, want = train(lambda f: minicompile.compile(f, backend="aot_eager")), train(lambda f: f)
     torch.testing.assert_close(got[0], want[0])
     assert got[1] == want[1] == [6, 4, 2]
+
+
+# ---- attributes of the object and of its class
+
+class Kept:
+    """A descriptor that keeps what it has made in the object."""
+
+    def __get__(self, owner, kind=None):
+        READ.append("kept")
+        return owner.__dict__.setdefault("kept", 5)
+
+
+class Owner:
+    mode, kept = "class", Kept()
+
+    def __getattr__(self, name):
+        READ.append(name)
+        return 7
+
+    @functools.cached_property
+    def costly(self):
+        READ.append("costly")
+        return 3
+
+
+class Slots:
+    __slots__ = "full", "empty", "__dict__"
+
+    def __getattr__(self, name):
+        READ.append(name)
+        return 5
+
+
+class Mode:
+    mode, other = "class", None
+
+
+READ = []
+
+
+def own_attributes(o, x):
+    return x + o.kept + o.costly + o.fallback
+
+
+def deleted_and_written(o, x):
+    before = o.mode
+    try:
+        del o.mode
+    except AttributeError:
+        before += " again"
+    between, o.last, o.mode = o.mode, 1, "own"
+    return x + 1, before, between, o.mode, list(vars(o))
+
+
+def deleted(o, x):
+    o.other, o.new = o.mode, 2
+    del o.other, o.new, o.mode
+    o.new = 3
+    return x + 1, o.mode, o.other, vars(o), hasattr(o, "gone")
+
+
+def invalidated(o, x):
+    first = o.costly
+    del o.costly
+    o.__dict__["more"] = o.costly
+    return x + first, vars(o)
+
+
+def slots(o, x):
+    o.more, o.full = 2, o.full + 1
+    return x + o.empty, o.other, vars(o)
+
+
+def mode_of_its_own(number):
+    o = Mode()
+    if number % 2:
+        o.mode, o.number = "own", number
+    return o
+
+
+def owner(number):
+    o = Owner()
+    if number == 0:
+        o.__dict__.update(kept=1, costly=2, fallback=3)
+    return o
+
+
+def with_slots(number):
+    o = Slots()
+    o.full = number
+    return o
+
+
+@pytest.mark.parametrize("function, make, whole", [
+    (own_attributes, owner, True), (deleted_and_written, mode_of_its_own, True), (deleted, lambda n: mode_of_its_own(1), True),
+    (invalidated, owner, True), (slots, with_slots, False)])
+def test_what_an_object_has_of_its_own(function, make, whole):
+    """A guard that reads an attribute runs no code of the class, as `obj.name` would where the object has none of its own."""
+    compiled = minicompile.compile(function, backend="eager", fullgraph=whole)
+    for number in (0, 1, 1, 2, 3, 1):
+        answers = []
+        for f in (function, compiled):
+            READ.clear()
+            o = make(number)
+            answers.append(repr((f(o, torch.ones(2)), READ, list(o.__dict__.items()))))
+        assert answers[0] == answers[1]
+
+
+def test_an_attribute_of_a_module_is_deleted():
+    class Net(torch.nn.Module):
+        scale = 2.0
+
+        def forward(self, x):
+            self.scale = 3.0
+            x = x * self.scale
+            del self.scale
+            return x * self.scale
+
+    net = Net()
+    assert minicompile.compile(net, backend="eager", fullgraph=True)(torch.ones(2)).tolist() == [6.0, 6.0] and "scale" not in vars(net)
