@@ -301,7 +301,7 @@ def differentiate(tx: Tracer, outputs: list, leaves: list, tangents: AbstractVal
     gradient, or None, is complete. Afterwards what forward had saved is gone, unless the graph is retained."""
     if any(type(t) is not TensorVal for t in (*outputs, *leaves)):
         unsupported(tx, "gradients of something that is no tensor")
-    create = bool(create_graph.value)
+    create, leaves = bool(create_graph.value), list(dict.fromkeys(leaves))         # one may be wanted twice
     retain = create if retain_graph is NONE else bool(retain_graph.value)
     points = [p for p in points_before(tx, outputs) if any(leads_to(p.before, t) or t in p.after for t in leaves)]
     walk = Walk(tx, leaves, points, create, retain, to_keep and not points, arrived)

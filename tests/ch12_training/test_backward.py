@@ -126,6 +126,13 @@ def materialized(net, x, y):
     return found[0] + 1, found[1]
 
 
+def wanted_twice(net, x, y):
+    hidden, b = net.first(x), net.first.bias
+    found = torch.autograd.grad(hidden.sum(), [b, hidden, b], retain_graph=True)
+    hidden.square().sum().backward(inputs=[b, hidden, hidden, b])
+    return *found, hidden.grad, found[0] is found[2]
+
+
 def of_an_activation(net, x, y):
     hidden = net.first(x)
     g, = torch.autograd.grad(F.relu(hidden).square().sum(), hidden)
@@ -202,7 +209,7 @@ def products(net, x, y):
 
 
 PROGRAMS = [plain, zeroed, deleted, kept_zeros, micro_steps, retained, two_losses, some_inputs, given_gradient, shared_gradient,
-            transposed_gradient, clipped, manual_sgd, functional, materialized, of_an_activation, with_autocast,
+            transposed_gradient, clipped, manual_sgd, functional, materialized, wanted_twice, of_an_activation, with_autocast,
             with_dropout, fresh_leaf, own_function, checkpointed, penalty, with_a_history, products]
 
 
