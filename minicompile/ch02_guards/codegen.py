@@ -444,11 +444,10 @@ def failing_guards(guards, code, function, args, constants=()):
                 value = namespace["__x"] = value_of(guard.source, namespace, known)
             for condition in g.GUARD_KINDS[guard.kind].conditions(guard, "__x", emitter):
                 if not eval(expression(condition.text), namespace):
-                    yield guard, in_users_words(condition.why(value), code)
+                    yield guard, condition.why(value)
                     break
         except Exception as error:
-            why = f"{guard.source or guard} cannot be checked any more: {type(error).__name__}: {error}"
-            yield guard, in_users_words(why, code)
+            yield guard, f"{guard.source or guard} cannot be checked any more: {type(error).__name__}: {error}"
 
 
 def value_of(source, namespace: dict, known: dict):
@@ -464,11 +463,3 @@ def value_of(source, namespace: dict, known: dict):
 @functools.lru_cache(10000)
 def expression(text: str) -> types.CodeType:
     return compile(text, "<guard>", "eval")
-
-
-def in_users_words(text: str, code) -> str:
-    """Closure cells get the names that the variables have in the code, stack slots of resume functions a
-    phrase."""
-    for index, name in enumerate(code.co_freevars):
-        text = text.replace(f"__F.__closure__[{index}].cell_contents", name)
-    return re.sub(r"\b__stack(\d+)\b", r"(value \1 pending at the graph break)", text)

@@ -96,6 +96,10 @@ class LocalSource(Source):
     def parts(self):
         return None, parameter_name(self.local)
 
+    def name(self):
+        slot = self.local.removeprefix("__stack")
+        return f"(value {slot} pending at the graph break)" if slot != self.local else super().name()
+
 
 @source
 class GlobalSource(Source):
@@ -123,6 +127,7 @@ class GlobalsSource(Source):
 class ClosureCellSource(Source):
     """The cell itself, for code that hands it on."""
     index: int
+    variable: str
 
     def parts(self):
         return None, f"__F.__closure__[{self.index}]"
@@ -202,6 +207,9 @@ class AttrSource(Source):
 
     def parts(self):
         return self.base, "{}." + self.attribute
+
+    def name(self):
+        return self.base.variable if isinstance(self.base, ClosureCellSource) else super().name()
 
 
 @source

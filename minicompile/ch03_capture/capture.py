@@ -166,7 +166,7 @@ def start_trace(func, args: dict, options: CaptureOptions, stop_at: int | None) 
     for name, value in args.items():
         frame.locals[name] = Lazy(value, LocalSource(name))
     for i, cell in enumerate(func.__closure__ or ()):
-        frame.closure.append(wrap(tx, cell, ClosureCellSource(i)))
+        frame.closure.append(wrap(tx, cell, ClosureCellSource(i, code.co_freevars[i])))
     return tx, frame
 
 

@@ -141,9 +141,9 @@ class Printer:
     def say(self, statement: str, loop: Loop | None = None):
         self.lines.append((statement, loop))
 
-    def shape(self, names) -> str:
-        """The text of the shape of a tile that varies along `names`."""
-        return "[" + ", ".join(a.block if a.name in names else "1" for a in self.axes) + "]"
+    def shape(self, names, last: str = "") -> str:
+        """The text of the shape of a tile that varies along `names`. last: behind the size of the last axis."""
+        return "[" + ", ".join(a.block if a.name in names else "1" for a in self.axes) + last + "]"
 
     def mask(self, names, extra: str | None = None) -> str | None:
         parts = [self.masks[n] for n in sorted(names) if n in self.masks] + ([extra] if extra else [])
@@ -295,12 +295,12 @@ def draws_random(g: LinkedKernel) -> bool:
 def philox_text(p: Printer, value: Value) -> str:
     """Uniform numbers of a random stream whose `layout` is (elements per thread at a time, threads)."""
     seed, offset, index, (width, threads) = value.args
-    start, place, axis = f"{value_text(p, seed)}, {value_text(p, offset)}", p.indexer.text(index), p.axes[-1]
+    start, place = f"{value_text(p, seed)}, {value_text(p, offset)}", p.indexer.text(index)
     if not neighbours_of_four(index, p.axes):
         return f"philox_uniform({start}, ({place}).to(tl.int64), {width}, {threads})"
-    shape = p.shape(p.axes_of(value))
-    fours = shape.replace(axis.block, f"{axis.block} // 4, 4")
-    return f"tl.reshape(philox_four({start}, tl.reshape({place}, {fours}), {width}, {threads}), {shape})"
+    axes = p.axes_of(value)
+    fours = f"tl.reshape({place}, {p.shape(axes, ' // 4, 4')})"
+    return f"tl.reshape(philox_four({start}, {fours}, {width}, {threads}), {p.shape(axes)})"
 
 
 def neighbours_of_four(index: Int, axes: list[Axis]) -> bool:

@@ -182,9 +182,8 @@ def frame_name(code) -> str:
 
 
 def fact(code, guard) -> Fact:
-    from ..ch02_guards.codegen import in_users_words
     from ..ch02_guards.guards import in_words
-    return Fact(frame_name(code), in_users_words(in_words(guard), code), short_place(guard.location), guard)
+    return Fact(frame_name(code), in_words(guard), short_place(guard.location), guard)
 
 
 def heard_captured(found, code, captured):

@@ -56,7 +56,7 @@ def test_sources_read_what_they_say():
     box = Box()
     cases = [(AttrSource(X, "items"), box.items), (ItemSource(AttrSource(X, "items"), 3), "three"),
              (ItemSource(ItemSource(AttrSource(X, "items"), "a"), 1), 2), (GlobalSource("SOME_GLOBAL"), SOME_GLOBAL),
-             (AttrSource(ClosureCellSource(0), "cell_contents"), 42), (CallSource(AttrSource(X, "items"), "get", ("a",)), [1, 2]),
+             (AttrSource(ClosureCellSource(0, "z"), "cell_contents"), 42), (CallSource(AttrSource(X, "items"), "get", ("a",)), [1, 2]),
              (DictGetSource(AttrSource(X, "items"), 3), "three"), (ConstantSource.of(0, "owned"), "owned")]
     check = codegen.build_check(GuardSet(), [s for s, _ in cases], g.__code__, ("owned",))
     assert check(g, box, 1, 2) == tuple(v for _, v in cases)
