@@ -274,7 +274,7 @@ def test_triton_operation(tmp_path):
     """Triton decides at import whether it interprets, so this runs in a process of its own."""
     (tmp_path / "planted.py").write_text(textwrap.dedent("""
         import torch, minicompile, sys
-        from minicompile.ch09_triton import ops
+        from minicompile.ch09_triton.rules import scalars as ops
         real = ops.OPS["tanh"]
         ops.OPS["tanh"] = lambda *a: f"({real(*a)} + 0.5)"
         found = minicompile.bisect(lambda x: torch.tanh(x * 2).sum(0) + 1, out=sys.argv[1])(torch.randn(5, 4))

@@ -4,7 +4,7 @@ from minicompile.ch07_loops.pointwise import HEAVY
 from minicompile.ch07_loops.reference import SCALAR
 from minicompile.ch07_loops.rules.pointwise import ON_BOOL, SHARP
 from minicompile.ch07_loops.verify import STRUCTURAL
-from minicompile.ch09_triton.ops import OPS
+from minicompile.ch09_triton.rules.scalars import OPS
 from minicompile.ch10_cpp.ops import CPP_OPS
 
 

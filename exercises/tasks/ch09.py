@@ -190,7 +190,7 @@ def run_rows(case, text):
     for name in [n for n in sys.modules if n.startswith("triton") and not n.startswith("triton._C")]:
         del sys.modules[name]               # whether Triton interprets is decided when it is imported, and PyTorch may have done that
     from minicompile.ch09_triton.launch import load_triton
-    from minicompile.ch09_triton.prelude import prelude_for
+    from minicompile.ch09_triton.rules.prelude import prelude_for
     only_statements(text)
     text = text.replace("@triton.jit", prelude_for(text) + "@triton.jit")
     kernel, x = rows_of(case)

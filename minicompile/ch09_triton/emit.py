@@ -42,7 +42,7 @@ from ..errors import Unsupported
 from . import heuristics, reductions
 from .ops import OPS, constant_tile, convert, pointer_type, triton_type
 from .passes import CHOOSE, narrow_positions, schedule_passes, with_online_softmax
-from .prelude import prelude_for
+from .rules.prelude import prelude_for
 from .tiling import COLUMNS, Axis, Indexer, choose_axes, column_block, contiguous_var, divides, fits_int32, rows_and_columns, visits
 
 # %% [markdown]
@@ -82,7 +82,7 @@ def plan(g: LinkedKernel, pieces: Sequence[dict] = ({},)) -> tuple[list[Axis], h
 
 # %% [markdown]
 # An atomic store whose place is a row of a table, looked up for each row of the loop, gets a tile of rows and columns, if the table is
-# so much shorter than the loop that rows of a tile will meet (`add_rows` in `prelude.py`).
+# so much shorter than the loop that rows of a tile will meet (`add_rows` in `rules/prelude.py`).
 
 # %%
 def row_of(g: LinkedKernel, s: Value, rows: tuple[Symbol, ...]) -> Value | None:

@@ -3,8 +3,8 @@
 #
 # A Triton program computes on tiles: `a + b` adds two blocks of numbers that the compiler spreads over the
 # threads of a program instance. So a scalar operation of the loop IR becomes one expression on tiles. This
-# module is the table: the name of an operation, and a function from the texts of its arguments to the text
-# of the result.
+# module is the form of the table: the name of an operation, and a function from the texts of its arguments to the text
+# of the result. Its rows are in `rules/scalars.py`.
 #
 # Speed does not decide the spelling here, agreement does. The kernels we generate wait for memory, so a
 # division rounded correctly (`div_rn`, what eager uses) costs nothing over the approximate one that `/`
@@ -13,11 +13,11 @@
 
 # %%
 import math
-from typing import Callable
 
 import torch
 
 from ..errors import Unsupported
+from ..tables import Table
 
 # dtype: (its name in Triton code, its name in a kernel's signature)
 TYPES = {
@@ -69,7 +69,7 @@ def constant_tile(value, dtype: torch.dtype, rank: int) -> str:
 # counts: `float32` before `float` before `any`.
 
 # %%
-OPS: dict[str, Callable] = {}
+OPS = Table()                # `rules/scalars.py` fills it
 
 
 def form(name: str, **forms: str) -> None:
@@ -81,70 +81,6 @@ def form(name: str, **forms: str) -> None:
             raise Unsupported(f"{name} of {dtype} in Triton")
         return text.format(*args)
     OPS[name] = emit
-
-
-_LIBDEVICE = ("expm1 log10 log1p sin cos tan asin acos atan sinh cosh asinh acosh atanh erfc erfinv "
-              "lgamma")
-_INFIX = {"sub": "-", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-          "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}
-for _name in _LIBDEVICE.split():
-    form(_name, any=f"libdevice.{_name}({{0}})")
-for _name in "atan2 hypot copysign nextafter".split():
-    form(_name, any=f"libdevice.{_name}({{0}}, {{1}})")
-for _name in "exp exp2 log log2 abs rsqrt erf sigmoid".split():
-    form(_name, any=f"tl.{_name}({{0}})")
-for _name, _sign in _INFIX.items():
-    form(_name, any=f"{{0}} {_sign} {{1}}")
-form("where", any="tl.where({0}, {1}, {2})")
-
-# %% [markdown]
-# ## Those that need thought
-#
-# Triton's unary minus is `0 - x`, which makes `+0.0` of `+0.0`; multiplying by -1 changes the sign, but is refused for unsigned
-# integers. For these `~x` is refused as well, by the interpreter of Triton 3.6. Booleans add with `|` and multiply with `&`.
-# Triton's `maximum` drops NaN unless told otherwise; PyTorch's keeps it. Rounding is half to even. Integer `//` and `%` truncate
-# as C does, so Python's floor needs a correction, by one of the helpers of `prelude.py`. So does a shift by
-# all bits or more, or by less than 0: LLVM leaves open what it gives, and eager does not.
-
-# %%
-form("neg", int="0 - {0}", float="{0} * -1")
-form("add", any="{0} + {1}", bool="{0} | {1}")
-form("mul", any="{0} * {1}", bool="{0} & {1}")
-form("truediv", any="{0} / {1}", float32="tl.div_rn({0}, {1})")
-form("reciprocal", any="1.0 / {0}", float32="tl.div_rn(tl.full({0}.shape, 1.0, tl.float32), {0})")
-form("sqrt", any="tl.sqrt({0})", float32="tl.sqrt_rn({0})")
-form("pow", int="int_pow({0}, {1})", float="libdevice.pow({0}, {1})")
-form("floordiv", int="int_floordiv({0}, {1})", float="float_floordiv({0}, {1})")
-form("remainder", int="int_remainder({0}, {1})", float="float_remainder({0}, {1})")
-form("fmod", int="{0} % {1}", float="libdevice.fmod({0}, {1})")
-form("truncdiv", int="{0} // {1}", float="libdevice.trunc({0} / {1})",
-     float32="libdevice.trunc(tl.div_rn({0}, {1}))")
-form("lshift", any="shift_left({0}, {1})")
-form("rshift", any="shift_right({0}, {1})")
-form("digamma", any="digamma({0})")
-form("tanh", any="libdevice.tanh({0})", float32="tanh_float({0})")
-form("erf_plus_one", any="1 + tl.erf({0})", float32="erf_plus_one({0})")
-for _name, _sign in {"maximum": "|", "minimum": "&"}.items():
-    form(_name, int=f"tl.{_name}({{0}}, {{1}})", bool=f"{{0}} {_sign} {{1}}",
-         float=f"tl.{_name}({{0}}, {{1}}, propagate_nan=tl.PropagateNan.ALL)")
-for _name, _sign in {"logical_and": "&", "logical_or": "|", "logical_xor": "^"}.items():
-    form(_name, any=f"({{0}} != 0) {_sign} ({{1}} != 0)", bool=f"{{0}} {_sign} {{1}}")
-for _name, _function in {"floor": "tl.floor", "ceil": "tl.ceil", "trunc": "libdevice.trunc",
-                         "round": "libdevice.nearbyint"}.items():
-    form(_name, int="{0}", float=f"{_function}({{0}})")
-form("logical_not", any="{0} == 0")
-form("bitwise_not", int="~{0}", uint8="{0} ^ 255", bool="{0} == 0")
-form("isnan", any="{0} != {0}")
-form("isinf", int="{0} != {0}", float='tl.abs({0}) == float("inf")')
-form("signbit", any="{0} < 0", float32="{0}.to(tl.int32, bitcast=True) < 0",
-     float64="{0}.to(tl.int64, bitcast=True) < 0")
-
-
-def _sign_of(dtype, x):
-    return f"tl.where({x} > 0, 1, tl.where({x} < 0, -1, 0)).to({triton_type(dtype)})"       # of the shape of x, which may be none
-
-
-OPS["sign"] = _sign_of
 
 # %% [markdown]
 # ## Conversions

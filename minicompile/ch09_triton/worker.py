@@ -35,7 +35,7 @@ else:                                      # a script, without the package, whic
 # a product and a sum. Then `x * y - y * x`, which is 0 in eager, is the rounding error of one product, and half of the
 # square roots of such differences are NaN. Two roundings cost 0.3 to 0.8% of the training steps of nanoGPT, GPT-2 and
 # ResNet-50 on an H200; functions of our own, which owe nothing to eager's order, ask for fused ones (`tl.fma` in
-# `prelude.py`: half of it for nanoGPT). The kernels of chapter 10 round in the same way.
+# `rules/prelude.py`: half of it for nanoGPT). The kernels of chapter 10 round in the same way.
 OPTIONS = {"num_stages": 1, "enable_fp_fusion": False}
 
 

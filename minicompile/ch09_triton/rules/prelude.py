@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import re
 
-from ..ch08_fusion.values import erf_polynomial
+from ...ch08_fusion.values import erf_polynomial
 
 # ruff: noqa: F821
 
