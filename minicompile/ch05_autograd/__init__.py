@@ -1,0 +1,1 @@
+from .rules import batch_norm, views  # noqa: F401  (they register)

@@ -21,6 +21,7 @@ from torch import fx
 
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import together
+from .rules.operators import REFUSING, REFUSING_INTEGERS
 from .schemas import argument_of
 
 aten = torch.ops.aten
@@ -45,16 +46,6 @@ def is_random(node: fx.Node) -> bool:
     return not any(a.name == "dropout_p" for a in op._schema.arguments) or argument_of(node, "dropout_p") != 0.0
 
 
-# Operators that raise for values of their operands; those of the second list only for integers, divided by 0 or to a negative power.
-# PyTorch does not say which these are: tests/test_refusals.py gives all operators such values.
-REFUSING = set("""
-    embedding _embedding_bag _embedding_bag_forward_only embedding_renorm gather take index index_select
-    index_put index_add index_copy index_fill index_reduce put scatter scatter_add scatter_reduce segment_reduce nll_loss_forward
-    nll_loss2d_forward multi_margin_loss multilabel_margin_loss_forward binary_cross_entropy max_unpool2d max_unpool3d masked_scatter
-    histc histogram _histogramdd_bin_edges _histogramdd_from_bin_cts _linalg_eigh _linalg_svd linalg_eig _linalg_eigvals linalg_lstsq
-    linalg_matrix_exp linalg_pinv cholesky cholesky_inverse ormqr _ctc_loss
-    """.split())
-REFUSING_INTEGERS = set("remainder fmod floor_divide div pow".split())
 
 
 def may_refuse(node: fx.Node) -> bool:

@@ -39,7 +39,7 @@ from ..ch01_graphs.layouts import each_has_its_place, inside, inverse, is_dense,
 from ..ch01_graphs.operators import leaves
 from ..ch01_graphs.shapes import expr_of
 from ..errors import Unsupported
-from . import rules  # noqa: F401  (they register)
+from ..tables import Table
 from .aliases import Alias, GraphBuilder, Step, anchored, append_call, emit_step, fresh_alias, looks_otherwise, read, viewed_argument, write
 from .schemas import check_no_metadata_change, functional_counterpart, is_mutable, parameters_of_counterpart, written_arguments
 
@@ -80,16 +80,17 @@ def read_args(f: Functionalizer, tree):
 # visitors of its own, because it writes to its running statistics without saying so in its schema.
 
 # %%
+VISITORS = Table()           # operator whose schema lies -> its visitor (`rules/batch_norm.py`)
+
+
 def visit_call(f: Functionalizer, node: fx.Node):
     val, op = node.meta["val"], node.target
     if op is operator.getitem:
         visit_getitem(f, node)
     elif is_mutable(op):
         visit_mutation(f, node)
-    elif op is aten.native_batch_norm.default:
-        visit_batch_norm(f, node)
-    elif op is aten.native_batch_norm_backward.default:
-        visit_batch_norm_backward(f, node)
+    elif op in VISITORS:
+        VISITORS[op](f, node)
     elif isinstance(val, FakeTensor) and (base := viewed_argument(node, val)) is not None:
         visit_view(f, node, base)
     else:
@@ -155,30 +156,6 @@ def visit_getitem(f: Functionalizer, node: fx.Node):
     else:
         part = append_call(f, operator.getitem, (entry, index), val=entry.meta["val"][index])
         f.env[node] = fresh_alias(val, part)
-
-# %% [markdown]
-# ## An operator whose schema lies
-#
-# What an operator writes, and what it would be called if it wrote nothing, its schema says (`schemas.py`).
-# Batch norm is the one whose schema lies: `native_batch_norm` updates the running statistics and
-# does not say so. Its backward takes them too, though in training it does not read them; naming them there
-# would keep their old values alive for nothing.
-
-# %%
-def visit_batch_norm(f: "Functionalizer", node: fx.Node):
-    training, statistics = node.args[5], node.args[3:5]
-    if not training or None in statistics:
-        return visit_pure(f, node)
-    op = aten._native_batch_norm_legit_functional.default
-    f.env[node] = new = append_call(f, op, read_args(f, node.args))
-    for statistic, position in zip(statistics, (3, 4)):
-        write(f, f.env[statistic], append_call(f, operator.getitem, (new, position)))
-
-
-def visit_batch_norm_backward(f: "Functionalizer", node: fx.Node):
-    training = node.args[7]
-    args = read_args(f, (*node.args[:3], None, None, *node.args[5:]) if training else node.args)
-    f.env[node] = append_call(f, node.target, args, val=node.meta["val"])
 
 # %% [markdown]
 # An in-place operator: run the counterpart, write what it returned, and let the node stand for the tensors

@@ -66,6 +66,7 @@ from .aliases import viewed_argument
 from .cleanup import has_effect, is_random
 from .joint import Joint
 from .maxflow import INFINITE, Network, add_edge, add_vertex, maximum_flow, sink_side
+from .rules.operators import CHEAP, LOOPS
 
 aten = torch.ops.aten
 
@@ -82,13 +83,6 @@ aten = torch.ops.aten
 # And `is_widening`: is the value only a wider form of another? Then the narrow one is what should be saved.
 
 # %%
-CHEAP = {
-    aten._to_copy, aten.clone, aten.copy, aten.fill, aten.zero, aten.full, aten.full_like, aten.zeros,
-    aten.zeros_like, aten.ones, aten.ones_like, aten.new_zeros, aten.new_ones, aten.new_full,
-    aten.scalar_tensor, aten.arange, aten.eye, aten.cat, aten.stack, aten.repeat, aten.flip, aten.roll,
-    aten.tril, aten.triu, aten.constant_pad_nd, aten.slice_scatter, aten.select_scatter,
-    aten.masked_fill, aten._native_batch_norm_legit_no_training,
-}
 
 
 def is_view(node: fx.Node) -> bool:
@@ -134,18 +128,7 @@ def is_fusible(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket in LOOPS
 
 
-LOOPS = {
-    aten.sum, aten.mean, aten.amax, aten.amin, aten.max, aten.min, aten.prod, aten.var, aten.var_mean,
-    aten.std, aten.any, aten.all, aten.argmax, aten.argmin, aten._softmax, aten._log_softmax,
-    aten._softmax_backward_data, aten._log_softmax_backward_data, aten.logsumexp, aten.native_layer_norm,
-    aten.native_layer_norm_backward, aten.native_group_norm, aten.native_group_norm_backward,
-    aten.native_batch_norm_backward, aten.native_dropout, aten._native_batch_norm_legit_functional,
-    aten.native_batch_norm, aten.nll_loss_forward, aten.nll_loss_backward, aten.embedding,
-    aten.embedding_dense_backward, aten.index, aten.gather, aten.scatter, aten.scatter_add,
-    aten.index_select, aten.index_put, aten.select_backward, aten.slice_backward,
-    aten.max_pool2d_with_indices, aten.avg_pool2d, aten.linalg_vector_norm, aten.bernoulli,
-    aten.empty_like,
-}
+
 
 
 def numel_of(node: fx.Node) -> int:

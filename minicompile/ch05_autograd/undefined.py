@@ -15,7 +15,6 @@
 # left of the question at run time it answers with zeros.
 
 # %%
-import operator
 from typing import Iterable
 
 import torch
@@ -27,24 +26,9 @@ from ..ch01_graphs.layouts import inverse, memory_order
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import present
 from .cleanup import eliminate_dead_code, is_always_view
+from .rules.operators import JOINS, LINEAR, PRODUCTS, ZEROS
 
 aten = torch.ops.aten
-
-# Operators that are linear in their first operand, as all views are: zero if it is, whatever the others are.
-LINEAR = {
-    aten.div.Tensor, aten.neg.default, aten.clone.default, aten._to_copy.default, aten.sum.default, aten.sum.dim_IntList, operator.getitem,
-    aten.reshape.default, aten._softmax_backward_data.default, aten._log_softmax_backward_data.default,
-    aten.mul.Scalar, aten.div.Scalar, aten.flip.default, aten.index.Tensor, aten.masked_fill.Scalar,
-    aten.roll.default, aten.rot90.default, aten.tril.default, aten.triu.default, aten.repeat.default, aten.constant_pad_nd.default,
-    aten.cumsum.default, aten.mean.dim, aten.mean.default, aten.index_select.default, aten.gather.default,
-}
-ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten._efficientzerotensor.default}
-PRODUCTS = {aten.mul.Tensor, aten.mm.default, aten.bmm.default}      # zero as soon as either operand is
-# Zero if the operands at these positions are.
-JOINS = {aten.add.Tensor: (0, 1), aten.sub.Tensor: (0, 1), aten.where.self: (1, 2), aten.cat.default: (0,), aten.stack.default: (0,),
-         aten.slice_scatter.default: (0, 1), aten.select_scatter.default: (0, 1), aten.diagonal_scatter.default: (0, 1),
-         aten.as_strided_scatter.default: (0, 1), aten.index_put.default: (0, 2), aten.scatter.src: (0, 3),
-         aten.scatter_add.default: (0, 3), aten.index_add.default: (0, 3)}
 
 
 def is_derivative(op) -> bool:
