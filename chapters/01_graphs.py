@@ -326,7 +326,7 @@ in_all(lambda x: torch.softmax(x, 0), torch.arange(4))
 # tiny has recorded a product of floats and integers, and a softmax of integers. Its program would fail later, in
 # another place and with another message, or compute something that eager refuses to compute.
 #
-# Some of these rules are written down in `refusals.py`, such as the one for products. For all others, the kernel is
+# Some of these rules are written down in `rules/refused.py`, such as the one for products. For all others, the kernel is
 # asked. The operator runs once on small tensors full of zeros that have the dtypes and strides of the fakes, and
 # if the kernel refuses, so does the fake. The answer is remembered for the operator and its dtypes, so the
 # question is asked once.
@@ -366,12 +366,11 @@ in_all(filtered, image, torch.randn(3, 3, 1, 1), say=strides_of)
 # generates code that reads element (0, 0, 0, 1) at address 1, where the library has put another channel. The
 # result has the right shape and wrong numbers.
 #
-# So the answer of a meta kernel is corrected, for the few operators for which it has to be. The corrections are
-# registered in tables. A convolution has the order of its operands, most pointwise operators borrow the answer of
-# `add`, whose meta kernel is exact, and for a Fourier transform the kernel is asked. In the code, `WITH_NUMBER` are the
-# operators of a tensor and a number, whose strides differ only where a dimension has size 1. `_any_broadcasts` asks
-# whether an operand was expanded. The kernel of `x[indices]` runs over the shape of its result like a pointwise one, and
-# `_index_operands` makes the operands that it would have as such:
+# So the answer of a meta kernel is corrected, for the few operators for which it has to be. Pointwise operators borrow the answer
+# of `add`, whose meta kernel is exact, where an operand was expanded (`_any_broadcasts`). The other corrections are rules for single
+# operators, registered in tables. A convolution has the order of its operands, and for a Fourier transform the kernel is asked. The
+# kernel of `x[indices]` runs over the shape of its result like a pointwise one, and the rule makes the operands that it would have
+# as such:
 #
 # %show minicompile.ch01_graphs.corrections.true_form
 #

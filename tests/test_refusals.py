@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import minicompile
 from minicompile import logs
-from minicompile.ch01_graphs.operators import DATA_DEPENDENT
+from minicompile.ch01_graphs.rules.operators import DATA_DEPENDENT
 from minicompile.ch05_autograd.cleanup import REFUSING, REFUSING_INTEGERS
 from minicompile.ch07_loops.lower import refusals
 

@@ -10,9 +10,6 @@
 # others than that in C++: on a GPU the parts of `interpolate` are cast to float32, and the arithmetic that computes it in
 # Python is not. So the version in C++ is watched first, on fakes that have the sizes at hand. What it does nothing with but
 # cast it is cast here.
-#
-# And one version in Python is wrong: that of recurrent networks forgets the dropout between layers. There the layers are
-# called one by one.
 
 # %%
 import torch
@@ -22,6 +19,7 @@ from .corrections import outside
 from .fake import DispatchMode, FakeTensor, form_of
 from .layouts import present
 from .recipes import fake_call
+from .rules.recurrent import RECURRENT, layer_by_layer
 from .shapes import answering, needs_numbers
 
 aten = torch.ops.aten
@@ -59,28 +57,6 @@ def _with_numbers(x):
         return present(x)
     sizes, strides, _ = form_of(x)
     return FakeTensor(torch.empty_strided(sizes, strides, dtype=x.dtype, device="meta"), x.device)
-
-
-def layer_by_layer(function, *args):
-    """A recurrent network, `function(x[, batch_sizes], hidden, params, has_biases, layers, dropout, train, ...)`."""
-    at = next(i for i, a in enumerate(args) if isinstance(a, bool)) - 1
-    hidden, params, has_biases, layers, dropout, train, both, *batch_first = args[at - 1:]
-    if layers == 1 or not dropout or not train:
-        return function(*args)
-    swap = bool(batch_first and batch_first[0])
-    x, sizes = args[0].transpose(0, 1) if swap else args[0], args[1:at - 1]
-    states, ends = list(hidden) if isinstance(hidden, (tuple, list)) else [hidden], []
-    for i in range(layers):
-        now = [s[i * (1 + both):(i + 1) * (1 + both)] for s in states]
-        weights = params[i * len(params) // layers:(i + 1) * len(params) // layers]
-        x, *end = function(x, *sizes, now if isinstance(hidden, (tuple, list)) else now[0], weights, has_biases, 1, 0.0, train,
-                           both, *[False for _ in batch_first])
-        ends.append(end)
-        x = torch.dropout(x, dropout, train) if i < layers - 1 else x
-    return x.transpose(0, 1) if swap else x, *map(torch.cat, zip(*ends))
-
-
-RECURRENT = {torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu}
 
 
 def with_symbols(function, *args, **kwargs):

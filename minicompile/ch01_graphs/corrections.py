@@ -2,11 +2,8 @@
 # # Where meta kernels are wrong
 #
 # A generated kernel writes its result where the fake says, so the fake's strides have to be eager's, or a
-# later `view` works in one and fails in the other. A few meta kernels are wrong about them, in three ways:
-# convolutions and batch norms prefer channels last, pointwise kernels have a rule that meta kernels in Python only
-# approximate, and LAPACK and the Fourier transforms have orders of their own. The corrections are tables
-# from operator to rule. One operator is there for its dtypes: a group norm of halves with float32 parameters, as
-# autocast leaves it on a CPU. And PyTorch 2.11 lacks two meta kernels that later versions have, and gets a shape wrong.
+# later `view` works in one and fails in the other. A few meta kernels are wrong about them. What pointwise kernels have in common
+# is here; rules for single operators are in `rules/forms.py`.
 
 # %%
 import contextlib
@@ -14,9 +11,7 @@ import functools
 
 import torch
 
-from .symbolic import present
-
-aten = torch.ops.aten
+from ..tables import Table
 
 
 @contextlib.contextmanager
@@ -26,89 +21,17 @@ def outside():
         yield
 
 
-def _channels_last(t: torch.Tensor) -> bool:
-    """Do the strides say that channels vary fastest? Strides that could mean either count as row-major. Symbolic
-    ones are asked as they are in the present call: their order is a guard."""
-    if t.dim() not in (4, 5):
-        return False
-    sizes, strides = tuple(map(present, t.shape)), tuple(map(present, t.stride()))
-    smallest = 0
-    for d in (1, *range(t.dim() - 1, 1, -1), 0):
-        if sizes[d] == 0 or strides[d] < smallest or d == 0 and smallest == strides[1]:
-            return False
-        smallest = strides[d] * max(sizes[d], 1)
-    return True
-
-
-def _convolution_layout(out, x, weight, device):
-    """cuDNN and oneDNN answer in channels_last if input or weight is; the meta kernel does not know. They see a single dim as the
-    last of two, and `x` row by row then: its strides may mean either where sizes are 1."""
-    if out.dim() == 3:
-        return _convolution_layout(*(t.unsqueeze(2) for t in (out, x.contiguous(), weight)), device).squeeze(2)
-    if not (_channels_last(x) or _channels_last(weight)):
-        return out
-    if device.type == "cuda" and x.dtype == torch.float64:
-        return out
-    form = torch.channels_last if out.dim() == 4 else torch.channels_last_3d
-    return torch.empty(out.shape, dtype=out.dtype, device="meta", memory_format=form)
-
-
-def _batch_norm_layout(out, x):
-    """Channels last if `x` lies so, and otherwise row by row; meta kernels keep the order of `x`, whatever it is."""
-    if out[0] is None:
-        return out
-    form = (torch.channels_last if x.dim() == 4 else torch.channels_last_3d) if _channels_last(x) else torch.contiguous_format
-    return torch.empty(out[0].shape, dtype=out[0].dtype, device="meta", memory_format=form), *out[1:]
-
-
-def _column_major(out, position):
-    """LAPACK answers column by column where cuSOLVER, which the meta kernels describe, answers row by row."""
-    parts = list(out)
-    if parts[position].dim() > 1:
-        parts[position] = torch.empty_like(parts[position].mT, memory_format=torch.contiguous_format).mT
-    return tuple(parts)
-
-
-def _ask_the_kernel(op):
-    """A Fourier transform orders its result by the strides of its operand, dimension by dimension, in a way
-    that is quicker tried than told."""
-    def layout(out, x, *args):
-        if any(isinstance(s, torch.SymInt) for s in (*x.shape, *x.stride())):
-            return out
-        with outside():
-            real = op(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_(), *args)
-            return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
-    return layout
-
-
 # %% [markdown]
-# Pointwise operators come next. `_pointwise_layout` runs an addition on meta tensors with the strides of the
-# operands, and takes the strides of the result. For `x[indices]` the operands are first brought into the
-# shape of the result, as its kernel does.
-
-# %%
 # Most pointwise kernels share one rule for the order of dims in the result: the operands are asked in turn,
 # and one in which a dim is broadcast has no opinion about it. Meta kernels written in Python only approximate
-# it. `add` has an exact one, so these borrow its answer.
-POINTWISE = {aten.copysign.Tensor, aten.logical_and.default, aten.logical_or.default,
-             aten.logical_xor.default, aten.xlogy.Tensor, aten.special_xlog1py.default,
-             aten.div.Tensor_mode, aten.floor_divide.default,
-             aten.logaddexp.default, aten.logaddexp2.default, aten.heaviside.default,
-             aten.native_dropout_backward.default}
+# it.
 
-
+# %%
 def _any_broadcasts(operands) -> bool:
     """Is there an expanded dim, and another operand? Meta kernels in Python first convert halves to float32, and a converted
     tensor is expanded no more: it has an opinion then about the order of dims, which the real kernel does not ask for."""
     tensors = [x for x in operands if isinstance(x, torch.Tensor)]
     return len(tensors) > 1 and any(type(n) is int and n > 1 and stride == 0 for t in tensors for n, stride in zip(t.shape, t.stride()))
-
-
-# The strides of dims of size 1 are free, and kernels of a tensor and a number choose others than meta kernels
-# do. With the number in a 0-dim tensor the two agree.
-WITH_NUMBER = {getattr(getattr(aten, name), kind) for kind, names in {
-    "Tensor": "add sub mul div", "Scalar": "add sub mul div rsub remainder fmod floor_divide copysign eq ne "
-    "lt le gt ge bitwise_and bitwise_or bitwise_xor"}.items() for name in names.split()}
 
 
 # %% [markdown]
@@ -122,11 +45,11 @@ WITH_NUMBER = {getattr(getattr(aten, name), kind) for kind, names in {
 PLAIN_KERNELS = {1: torch.neg, 2: torch.add, 3: torch.addcmul}
 
 
-def _pointwise_layout(out, operands):
+def pointwise_layout(out, operands):
     tensors = [x for x in operands if isinstance(x, torch.Tensor)]
     if not tensors:
         return out
-    with _with_symbols_or_outside(out, *tensors):
+    with with_symbols_or_outside(out, *tensors):
         tensors = [torch.empty_strided(t.shape, t.stride(), device="meta") for t in tensors]     # of one dtype
         like = PLAIN_KERNELS[len(tensors)](*tensors) if len(tensors) in PLAIN_KERNELS else functools.reduce(torch.add, tensors)
         if like.shape != out.shape:
@@ -134,138 +57,23 @@ def _pointwise_layout(out, operands):
         return torch.empty_strided(out.shape, like.stride(), dtype=out.dtype, device="meta")
 
 
-def _with_symbols_or_outside(*tensors):
+def with_symbols_or_outside(*tensors):
     """Sizes that are symbols need the Python dispatcher; numbers need nothing of ours."""
     symbolic = any(isinstance(s, torch.SymInt) for t in tensors for s in (*t.shape, *t.stride()))
     return torch._C._EnablePythonDispatcher() if symbolic else outside()
 
 
 # %% [markdown]
-# `x[indices]` is pointwise in disguise. Its kernel runs over the shape of the *result*, and reads `x` and the
-# index tensors as if they had that shape. The function builds just these operands: a tensor with the strides of
-# `x` in the dimensions that are not indexed, and 0, the stride of a broadcast dimension, where the indices'
-# dimensions are. The index tensors get dimensions of size 1 behind their own.
-
-# %%
-def _index_operands(x, indices, out):
-    """`x[indices]` is a pointwise kernel over the shape of its result: `x` is broadcast along the indices,
-    and they along the other dims. Indexed dims that are not neighbours move to the front."""
-    places = [d for d, index in enumerate(indices) if index is not None]
-    if not places:
-        return ()
-    kept = [d for d in range(x.dim()) if d not in places]
-    first = places[0] if places[-1] - places[0] < len(places) else 0
-    count = out.dim() - len(kept)
-    strides = [x.stride(d) for d in kept]
-    with _with_symbols_or_outside(out, x, *(i for i in indices if i is not None)):
-        strides[first:first] = [0] * count
-        broadcast = torch.empty(0, device="meta").as_strided(out.shape, strides)
-        after = (1,) * (len(kept) - first)
-        return [broadcast, *(i.reshape((*i.shape, *after)) for i in indices if i is not None)]
-
-
-# %% [markdown]
-# What is left are single operators whose meta kernel is wrong about a dtype or about the order of dimensions. They
-# stand in one table by operator, and each entry takes the meta kernel's answer and the operands, and returns the
+# The other corrections are rules for single operators, which take the meta kernel's answer and the operands, and return the
 # answer of the real kernel.
 
 # %%
-def _group_norm_dtypes(out, x, weight, bias, *_):
-    """Statistics of halves are float32 if a parameter is; the meta kernel gives them x's dtype."""
-    mixed = any(p is not None and p.dtype is torch.float32 for p in (weight, bias))
-    return (out[0], *(s.to(torch.float32) for s in out[1:])) if mixed and x.dtype.itemsize == 2 else out
-
-
-def _group_norm_backward_dtypes(out, grad, x, *_):
-    """The gradient of x has x's dtype; the meta kernel gives it the weight's."""
-    return (out[0] if out[0] is None else out[0].to(x.dtype), *out[1:])
-
-
-def _norm_shape(out, x, ord=2, dim=None, keepdim=False, *_):
-    """PyTorch 2.11 does not reduce a dim of size 1 that is counted from the end."""
-    if keepdim or not dim or out.dim() == x.dim() - len(dim):
-        return out
-    return out.reshape([size for d, size in enumerate(x.shape) if d not in dim and d - x.dim() not in dim])
-
-
-def _of_one_row(out, x, target, *_):
-    """The loss of a single row without a batch is a number; the meta kernels give a vector of one."""
-    loss, *rest = out if isinstance(out, tuple) else (out,)
-    loss = loss.reshape(()) if x.dim() <= 1 and target.dim() <= (1 if rest else 0) else loss
-    return (loss, *rest) if rest else loss
-
-
-# Results like the first operand, where PyTorch 2.11 has no meta kernel.
-LIKE_THE_FIRST = {aten._transformer_encoder_layer_fwd.default, aten._standard_gamma.default}
-
-
-def _promoted_together(out, tensors):
-    """Tensors without dims count among themselves, and for the dtype of the others only if they are of a higher kind; the meta kernel
-    takes them for others."""
-    ranks = [[torch.empty((0,) if t.dim() else (), dtype=t.dtype, device="meta") for t in tensors if bool(t.dim()) is dims]
-             for dims in (True, False)]
-    return out.to(functools.reduce(torch.add, [functools.reduce(torch.add, rank) for rank in ranks if rank]).dtype)
-
-
-def _embedding_bag_sizes(only, out, weight, indices, offsets, scale=False, mode=0, sparse=False, per_sample=None, last=False, padding=-1):
-    """On a CPU there are as many maxima as sizes of bags where none are asked for, and no index has a bag where FBGEMM sums.
-    only: forward only, where sums count the last offset."""
-    bags = offsets.shape if only and mode == 0 else out[0].shape[:1]
-    quick = mode == 0 and padding < 0 and weight.dtype != torch.float64 and weight.stride(1) == 1
-    return out[0], out[1][:0] if quick else out[1], out[2].new_empty(bags), out[3] if mode == 2 else out[3].new_empty(bags)
-
-
-def _row_by_row(out, *_):
-    return out.contiguous()
-
-
-# Kernels whose results have other shapes, strides or dtypes than their meta kernels say: on all devices, and on a CPU.
-FORMS = {
-    # weights that nobody wants: an empty tensor, really None
-    aten._native_multi_head_attention.default: lambda out, *_: (out[0], out[1] if out[1].dim() > 1 else None),
-    aten.linalg_vector_norm.default: _norm_shape,
-    **dict.fromkeys([aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default], _of_one_row),
-    **dict.fromkeys([aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor, aten.pow.Scalar,
-                     aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor, aten.poisson.default], _row_by_row),
-    aten.block_diag.default: _promoted_together,
-    aten.ldexp.Tensor: lambda out, x, other: out.to(other.dtype) if other.is_floating_point() and not (
-        x.is_floating_point() or x.is_complex()) else out,
-    aten.huber_loss.default: lambda out, x, *_: out.to(x.dtype),
-    aten.angle.default: lambda out, x: out.contiguous() if x.is_complex() else out,
-    **dict.fromkeys([aten.flip.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor], lambda out, x, *_: x.clone()),
-}
-CPU_FORMS = {
-    aten._embedding_bag.default: functools.partial(_embedding_bag_sizes, False),
-    aten._embedding_bag_forward_only.default: functools.partial(_embedding_bag_sizes, True),
-    **dict.fromkeys([aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._native_batch_norm_legit.no_stats,
-                     aten._native_batch_norm_legit_functional.default, aten._batch_norm_with_update.default,
-                     aten._batch_norm_with_update_functional.default], lambda out, x, *_: _batch_norm_layout(out, x)),
-    aten.native_batch_norm_backward.default: lambda out, grad, x, *_: _batch_norm_layout(out, x),
-    aten._fft_r2c.default: _ask_the_kernel(aten._fft_r2c.default),
-    aten._fft_c2c.default: _ask_the_kernel(aten._fft_c2c.default),
-    aten._fft_c2r.default: _ask_the_kernel(aten._fft_c2r.default),
-    aten._linalg_svd.default: lambda out, *_: _column_major(out, 2),
-    aten.linalg_eig.default: lambda out, *_: _column_major(out, 1),
-    aten.log_sigmoid_forward.default: lambda out, *_: tuple(map(torch.Tensor.contiguous, out)),
-    **dict.fromkeys([aten.max_unpool2d.default, aten.roll.default, aten.pixel_shuffle.default, aten.pixel_unshuffle.default,
-                     aten.channel_shuffle.default, aten.reflection_pad2d.default, aten.replication_pad2d.default,
-                     aten.reflection_pad3d.default, aten.replication_pad3d.default],
-                    lambda out, x, *_: _convolution_layout(out, x, x, torch.device("cpu"))),
-    aten.native_group_norm.default: _group_norm_dtypes,
-    aten.native_group_norm_backward.default: _group_norm_backward_dtypes,
-    aten.rrelu_with_noise.default: _row_by_row,
-}
+FORMS, CPU_FORMS = Table(), Table()      # operator -> function(out, *operands): on all devices, and on a CPU (`rules/forms.py`)
 
 
 def true_form(func, out, operands, device):
     """`out`, the answer of a meta kernel, as the kernel of the device would give it."""
-    if func is aten.convolution.default:
-        return _convolution_layout(out, operands[0], operands[1], device)
-    if func in POINTWISE or func in WITH_NUMBER and any(type(s) is int and s == 1 for s in out.shape):
-        return _pointwise_layout(out, [x if isinstance(x, torch.Tensor) else torch.empty((), device="meta") for x in operands[:2]])
     if torch.Tag.pointwise in func.tags and not func._schema.is_mutable and _any_broadcasts(operands):
-        return _pointwise_layout(out, operands)
-    if func is aten.index.Tensor:
-        return _pointwise_layout(out, _index_operands(operands[0], operands[1], out))
-    form = FORMS.get(func) or (CPU_FORMS.get(func) if device.type == "cpu" else None)
+        return pointwise_layout(out, operands)
+    form = device.type == "cpu" and CPU_FORMS.get(func) or FORMS.get(func)
     return form(out, *operands) if form else out

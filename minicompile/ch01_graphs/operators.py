@@ -22,9 +22,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import Unsupported
-from .corrections import LIKE_THE_FIRST, true_form
+from .corrections import true_form
 from .fake import FakeTensor
 from .refusals import REFUSALS, check_with_kernel
+from .rules.operators import DATA_DEPENDENT, FIRST_DECIDES, FLOATS_ARE_DATA, FUSED, LIKE_THE_FIRST, NUMBERS_AT, WITHOUT_META
 from .shapes import NUMBERS, answer_in_numbers
 
 aten = torch.ops.aten
@@ -33,13 +34,6 @@ NAMESPACES = "aten", "prims", "minicompile"         # the others are a user's
 
 class DataDependent(Unsupported):
     """The result's shape or Python value depends on numbers that a fake tensor does not have."""
-
-
-DATA_DEPENDENT = {
-    aten.item.default, aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default,
-    aten.equal.default, aten.unique_dim.default, aten._unique2.default, aten.unique_consecutive.default,
-    aten.is_nonzero.default, aten.allclose.default, aten.bincount.default, aten.repeat_interleave.Tensor,
-}
 
 
 def _check_data_dependent(func, args):
@@ -72,13 +66,6 @@ def of_one_device() -> set[str]:
             and re.search(r"^    [\w, ]*\bCUDA\b|^  structured_delegate", entry, re.M)}
 
 
-NUMBERS_AT = {                          # the places of operands, if not all
-    **dict.fromkeys("addcdiv block_diag complex embedding huber_loss_backward masked_scatter mse_loss polar smooth_l1_loss "
-                    "smooth_l1_loss_backward stack".split(), ()),
-    **dict.fromkeys("logical_and logical_or logical_xor soft_margin_loss".split(), (1,)),
-    **dict.fromkeys("addcmul lerp masked_fill".split(), (2,)), "soft_margin_loss_backward": (0, 2)}
-
-
 # %% [markdown]
 # The device is that of a tensor on a GPU, if there is one, and tensors elsewhere have to be numbers to the operator.
 
@@ -104,13 +91,6 @@ def _common_device(func, args, kwargs, tensors: list[torch.Tensor]) -> torch.dev
     return device
 
 
-FIRST_DECIDES = {op for name in ("copy_ copy fill.Tensor fill_.Tensor resize_as_ index.Tensor "
-                                 "index_put index_put_ _index_put_impl_ select_scatter slice_scatter "
-                                 "diagonal_scatter as_strided_scatter index_fill.int_Tensor index_fill_.int_Tensor "
-                                 "index_fill.int_Scalar index_fill_.int_Scalar").split()
-                 for packet, _, kind in [name.partition(".")] for op in [getattr(getattr(aten, packet), kind or "default")]}
-
-
 def _result_device(func, args, kwargs, tensors: list[torch.Tensor]) -> torch.device:
     if kwargs.get("device") is not None:
         device = torch.device(kwargs["device"])
@@ -125,30 +105,11 @@ def _result_device(func, args, kwargs, tensors: list[torch.Tensor]) -> torch.dev
 # %% [markdown]
 # ## Symbolic floats
 #
-# The list names the operators that treat a number as data. For these the number may stay a symbol. Any other
+# `FLOATS_ARE_DATA` names the operators that treat a number as data. For these the number may stay a symbol. Any other
 # operator might look at it, and decide by its value what to do or what shape to give, so `settle_floats` asks
 # for the value and thereby records a guard.
 
 # %%
-# Operators for which a float is data: no shape or dtype depends on its value, no kernel refuses some values,
-# and the graph of primitives is the same for all.
-FLOATS_ARE_DATA = {op for name in (
-    "add.Tensor add.Scalar add_.Tensor add_.Scalar sub.Tensor sub.Scalar sub_.Tensor sub_.Scalar "
-    "rsub.Scalar rsub.Tensor mul.Tensor mul.Scalar mul_.Tensor mul_.Scalar div.Tensor div.Scalar "
-    "div_.Tensor div_.Scalar div.Tensor_mode div.Scalar_mode floor_divide floor_divide.Scalar "
-    "remainder.Scalar remainder.Tensor fmod.Scalar fmod.Tensor pow.Tensor_Scalar pow.Scalar pow_.Scalar "
-    "eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar eq.Tensor ne.Tensor lt.Tensor le.Tensor "
-    "gt.Tensor ge.Tensor clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ lerp.Scalar lerp_.Scalar "
-    "addcmul addcmul_ addcdiv addcdiv_ full full_like new_full scalar_tensor fill.Scalar fill_.Scalar "
-    "masked_fill.Scalar masked_fill_.Scalar where.ScalarSelf where.ScalarOther where.Scalar leaky_relu "
-    "leaky_relu_backward hardtanh threshold threshold_backward elu addmm baddbmm addmv addbmm addr addmm_ "
-    "index_fill.int_Scalar index_fill_.int_Scalar xlogy.Scalar_Other xlogy.Scalar_Self maximum minimum "
-    + " ".join(f"_foreach_{name}{form}.{kind}" for name in "add sub mul div lerp addcmul addcdiv pow clamp_min clamp_max".split()
-               for form in ("", "_") for kind in ("Scalar", "ScalarList", "List", "Tensor", "ScalarAndTensor"))
-    ).split() for packet, _, kind in [name.partition(".")]
-    for op in [getattr(getattr(aten, packet, None), kind or "default", None)] if op is not None}
-
-
 def leaves(args, kwargs) -> list:
     """The arguments of an operator, which are tensors, numbers, other things, and lists of such."""
     return [x for a in (*args, *kwargs.values()) for x in (a if isinstance(a, (list, tuple)) else (a,))]
@@ -176,22 +137,6 @@ def settle_floats(func, args, kwargs):
 # of those are returned as they are; all other results get new fakes.
 
 # %%
-# Fused optimizers: not all of them have meta kernels, and none with the learning rate in a tensor
-FUSED = {getattr(packet, kind) for name in ("adam", "adamw", "sgd") for form in ("", "_")
-         for packet in [getattr(aten, f"_fused_{name}{form}")] for kind in ("default", "tensor_lr")}
-
-
-def _ctc_loss(log_probs, targets, input_lengths, target_lengths, *_):
-    steps, batch = log_probs.shape[:2]
-    if targets.dim() == 2 and targets.shape[1] < max(target_lengths, default=0) or len(target_lengths) != batch or \
-            len(input_lengths) != batch or any(n > steps for n in input_lengths) or log_probs.dim() != 3:
-        raise RuntimeError("lengths that do not fit the tensors")
-    return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * max(target_lengths, default=0) + 1)
-
-
-WITHOUT_META = {aten._ctc_loss.default: _ctc_loss,
-                aten._ctc_loss_backward.default: lambda grad, log_probs, *_: torch.empty_like(
-                    log_probs, memory_format=torch.contiguous_format)}
 
 
 def run_on_fakes(func, args, kwargs):

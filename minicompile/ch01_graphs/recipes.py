@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from .fake import FakeTensor, form_of, length_of, storage_key
-from .operators import FLOATS_ARE_DATA, NAMESPACES, leaves, run_on_fakes
-from .refusals import STRIDED
+from .operators import NAMESPACES, leaves, run_on_fakes
+from .rules.operators import FLOATS_ARE_DATA, STRIDED
 from .shapes import NUMBERS
 
 PLAIN = frozenset((int, float, bool, complex, str, type(None), torch.dtype, torch.layout, torch.memory_format))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import minicompile
-from minicompile.ch01_graphs.corrections import POINTWISE, WITH_NUMBER
 from minicompile.ch01_graphs.fake import FakeMode
+from minicompile.ch01_graphs.rules.forms import POINTWISE, WITH_NUMBER
 from minicompile.errors import Unsupported
 
 aten = torch.ops.aten

@@ -1,0 +1,132 @@
+# %% [markdown]
+# # What kernels refuse, written down
+#
+# A rule gets the operator and its arguments, and raises what the kernel would.
+
+# %%
+import math
+
+import torch
+
+from ...errors import Unsupported
+from ..corrections import outside
+from ..fake import FakeTensor, length_of
+from ..layouts import present
+from ..refusals import REFUSALS
+from .operators import IN_PLACE_VIEWS, SCATTERED, overloads
+
+aten = torch.ops.aten
+
+
+@REFUSALS.of(*(packet.default for packet in (
+    aten.mm, aten.bmm, aten.baddbmm, aten.addbmm, aten.mv, aten.dot, aten.vdot)))
+def check_dtypes(func, *args, **kwargs) -> None:
+    dtypes = [str(t.dtype) for t in args if isinstance(t, torch.Tensor)]
+    if len(set(dtypes)) > 1:
+        raise RuntimeError(f"expected operands of one dtype, got {', '.join(dtypes)}")
+
+
+@REFUSALS.of(*(packet.default for packet in (aten.addmm, aten.addmm_, aten.addmv, aten.addmv_)))
+def check_added(func, x, a, b, **kwargs) -> None:
+    check_dtypes(func, x, a, b)
+    if x.dim() > a.dim() + b.dim() - 2:
+        raise RuntimeError(f"a product of {a.dim() + b.dim() - 2} dimensions is added to a tensor of {x.dim()}")
+
+
+@REFUSALS.of(aten._softmax.default)
+def check_dimension(func, x, dim, *args) -> None:
+    if x.dim() == 0 and dim not in (-1, 0):               # of more dimensions the meta kernel says so
+        raise IndexError(f"Dimension out of range (expected to be in range of [-1, 0], but got {dim})")
+
+
+@REFUSALS.of(aten.convolution.default)
+def check_convolved(func, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups) -> None:
+    """The channels, also of other sizes than today's; and for a transposed convolution on a CPU how much its output is padded."""
+    expected = weight.shape[0] if transposed else weight.shape[1] * groups
+    if x.dim() == weight.dim() and x.shape[1] != expected:
+        raise RuntimeError(f"expected an input of {expected} channels for a weight of size {list(weight.shape)}, got {list(x.shape)}")
+    if transposed and x.device.type == "cpu" and any(map(lambda p, s, d: p >= max(s, d), output_padding, stride, dilation)):
+        raise RuntimeError(f"output padding {output_padding} must be smaller than stride {stride} or dilation {dilation}")
+
+
+@REFUSALS.of(aten.full.default, aten.scalar_tensor.default)
+def check_fill(func, *args, dtype=None, **kwargs) -> None:
+    """The number may not fit; of one element another kernel says so."""
+    if type(args[-1]) in (int, float, complex):
+        with outside():
+            torch.full((min(math.prod(map(present, *args[:-1])), 2),) if args[:-1] else (), args[-1], dtype=dtype)
+
+
+@REFUSALS.of(*SCATTERED)
+def check_scattered(func, x, source, *args, **kwargs) -> None:
+    part = FakeTensor.run(SCATTERED[func], (x, *args), kwargs)
+    if source.device != x.device:
+        raise Unsupported(f"{func} of a source on another device, which it copies")
+    if part.shape != source.shape:
+        raise RuntimeError(f"expected a source of size {list(part.shape)}, got {list(source.shape)}")
+    if func is aten.as_strided_scatter.default and any(step == 0 and size > 1 for size, step in zip(part.shape, part.stride())):
+        raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a single memory location")
+
+
+@REFUSALS.of(*overloads(aten.quantize_per_tensor, aten.quantize_per_tensor_dynamic, aten.quantize_per_channel))
+def refuse_quantized(func, *args, **kwargs) -> None:
+    raise Unsupported(f"{func} gives a quantized tensor")              # its meta kernel, a plain one
+
+
+@REFUSALS.of(aten.nll_loss2d_forward.default)
+def check_deterministic(func, x, *args, **kwargs) -> None:
+    """The loops of a compiled loss would be, and eager's kernel for a GPU says that it is not."""
+    if x.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+        raise Unsupported(f"{func} has no deterministic kernel on a GPU, of which eager complains")
+
+
+@REFUSALS.of(*IN_PLACE_VIEWS)
+def check_unviewed(func, x, *args, **kwargs) -> None:
+    if is_viewed(x):
+        raise Unsupported("a tensor of which there are views changes its shape in place")
+    if func is aten.as_strided_.default:
+        check_storage(func, x, *args, **kwargs)
+
+
+def is_viewed(t: torch.Tensor) -> bool:
+    """Whether other tensors that are alive are views of `t`. After a write PyTorch derives the history of a view from that of its base
+    anew: on real tensors by `as_strided`, on fakes by taking the view again, which is another part of memory if `t` has another shape."""
+    if not isinstance(t, FakeTensor) or t._base is not None:
+        return False
+    memory = t.meta.untyped_storage()
+    return torch._C._storage_Use_Count(memory._cdata) > 2 + t.formers       # this Python object, and the meta tensor of `t`
+
+
+@REFUSALS.of(*overloads(aten.as_strided, aten.as_strided_copy))
+def check_storage(func, t: FakeTensor, sizes, strides, offset=None, **kwargs) -> None:
+    """`as_strided` beyond the memory that there is, which a meta tensor does not have."""
+    form = [tuple(sizes), tuple(strides), t.storage_offset() if offset is None else offset]
+    there = t.meta.untyped_storage().nbytes()
+    if not any(n == 0 for n in sizes) and (needed := length_of(form) * t.dtype.itemsize) > there:
+        raise RuntimeError(f"setStorage: sizes {list(form[0])}, strides {list(form[1])}, storage offset {form[2]} "
+                           f"require {needed} bytes, out of bounds for storage of size {there}")
+
+
+def check_devices(tensor, others) -> None:
+    if any(isinstance(t, torch.Tensor) and t.device != tensor.device for t in others):
+        raise RuntimeError("expected tensors on the device of the indexed tensor")
+
+
+@REFUSALS.of(*overloads(aten.index_fill, aten.index_fill_))
+def check_filled(func, tensor, dim, index, value) -> None:
+    check_devices(tensor, [index])
+
+
+@REFUSALS.of(aten.index.Tensor, *overloads(aten.index_put, aten.index_put_, aten._index_put_impl_))
+def check_indices(func, tensor, indices, *args, **kwargs) -> None:
+    """What the kernel of an `index_put` refuses and its meta kernel does not look at: floats, masks of another shape, and devices."""
+    check_devices(tensor, [t for t in args[:1] if t.dim()] if args else indices if tensor.device.type == "cpu" else [])
+    d = 0
+    for index in indices:
+        if isinstance(index, torch.Tensor) and (index.is_floating_point() or index.is_complex()):
+            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+        width = index.dim() if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
+        if index is not None and index.dtype is torch.bool and index.shape != tensor.shape[d:d + width]:
+            raise IndexError(f"the shape of the mask {list(index.shape)} does not match that of the indexed "
+                             f"tensor {list(tensor.shape)} at dimension {d}")
+        d += width
