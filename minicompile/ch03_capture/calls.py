@@ -15,7 +15,6 @@ import types
 import typing
 import weakref
 
-import numpy
 import torch
 
 from .. import marks
@@ -25,19 +24,19 @@ from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ItemSource
 from ..errors import SkipFrame
 from .attributes import found_attribute, get_attribute, is_library_class, module_child, store_attribute
-from .contexts import make_context
 from .effects import changed
-from .fields import NAMING
 from .interpreter import inline
+from .library.fields import NAMING
+from .library.graph_functions import call_graph_function, is_graph_function
+from .library.numpy_functions import call_numpy
 from .methods import call_handler, call_method
-from .operations import emit_float, fold, scalar_of
-from .tensors import call_graph_function, is_graph_function
+from .operations import emit_float, fold
 from .tracer import CALLS, Tracer, call, constant_source, enter_namespace, is_library, location, plain_python, unsupported
 from .values import (
     AbstractValue, BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MISSING, MethodName,
-    MethodVal, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, boolean, const, describe, lookup,
+    MethodVal, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, boolean, describe, lookup,
     python_method, user_error, user_errors)
-from .wrap import as_python, dict_contents, entries, guard_keys, is_made_per_call, part, wrap
+from .wrap import dict_contents, entries, guard_keys, is_made_per_call, part, wrap
 
 
 # %%
@@ -106,22 +105,6 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
 
 NAMED = Table()                      # (module, name) of a function that is not imported here -> handler
 REAL_CALLS = Table()                 # class of a real callable -> function(tx, callee, args, kwargs)
-
-
-def call_numpy(tx, function, args, kwargs) -> AbstractValue:
-    """NumPy is not traced. Functions of constants are called, if what they give is a number: an array could
-    be changed later. A square root is rounded correctly, by NumPy as by Python."""
-    if function is numpy.sqrt and [type(a) for a in (*args, *kwargs.values())] == [SymVal] and args[0].cls in (float, numpy.float64) and \
-            args[0].sym > 0:
-        return scalar_of(emit_float(tx, "sqrt", args), numpy.float64)
-    try:
-        python = [as_python(tx, a) for a in args], {k: as_python(tx, v) for k, v in kwargs.items()}
-        result = function(*python[0], **python[1])
-    except Exception:                            # raise it, or call it, at run time
-        result = None
-    if not isinstance(result, (numpy.generic, int, float, numpy.dtype)):
-        unsupported(tx, f"a call of NumPy's {getattr(function, '__name__', function)}")
-    return const(result)
 
 
 # %% [markdown]
@@ -408,9 +391,6 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     refuse_finalizer(tx, cls)
     if issubclass(cls, weakref.ReferenceType):
         refuse_weak(tx, *args)
-    context = make_context(tx, cls, args, kwargs)
-    if context is not None:
-        return context
     if issubclass(cls, BaseException):
         return make_exception(tx, cls, args, kwargs)
     if cls in FOLDED_CLASSES or cls in IMMUTABLE or isinstance(cls, enum.EnumMeta):

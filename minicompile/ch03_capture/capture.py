@@ -33,8 +33,9 @@ from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.identity import held
 from ..ch02_guards.sources import ClosureCellSource, LocalSource, ModuleAttrSource, path_of
 from ..errors import SkipFrame, Unsupported, marked
-from . import contexts, library, opcodes, opcodes_calls  # noqa: F401 (they fill tables)
-from .contexts import close_all, enter_autocast, exit_autocast, set_grad
+from . import opcodes, opcodes_calls  # noqa: F401 (they fill tables)
+from .library import builtins_, classes, containers, control_flow, fields, regions, standard, torch_functions  # noqa: F401
+from .library.contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .binding import SUSPENDS
 from .effects import written_storages
 from .epilogue import Epilogue, expression, output_text, pool, refuse_to_leave, source_text, write_effects
@@ -42,7 +43,7 @@ from .hook import EVALUATE
 from .inputs import fixed_marks, guard_counters, guard_sizes
 from .interpreter import Frame, StopTrace, has_cleanup, run_instructions
 from .operations import BRANCH_ON_VALUES
-from .tensors import OPERATORS
+from .library.graph_functions import OPERATORS
 from .tracer import Globals, Tracer, location, step_of
 from .values import Lazy, MISSING, ObjVal, SymVal, TensorVal, UserError, captures, describe
 from .wrap import guard_unseen, is_fixed, realize, wrap

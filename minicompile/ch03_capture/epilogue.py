@@ -31,7 +31,7 @@ from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ConstantSource, LocalSource
 from ..errors import Unsupported
 from . import hook
-from .contexts import grad_switch
+from .library.contexts import grad_switch
 from .effects import difference_of_dicts, difference_of_lists, settled
 from .iterate import PLAIN_ITERATORS
 from .tensors import finish_node

@@ -12,7 +12,7 @@ import torch
 
 from ..ch02_guards.sources import ItemSource
 from .attributes import get_attribute
-from .contexts import device_context
+from .library.contexts import device_context
 from .interpreter import Leave, advance, handled_exception, instructions, jump, opcode, pop_many, unless_raised
 from .iterate import length, next_value, unpack
 from .methods import call_method

@@ -17,9 +17,7 @@ import numpy
 import torch
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
-from torch.utils._device import _device_constructors
 
-from .. import marks
 from ..ch01_graphs.composites import with_symbols
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.floats import OPERATIONS, float32
@@ -28,6 +26,7 @@ from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import class_lookup
 from ..ch02_guards.sources import AttrSource, CallSource
 from ..errors import Unsupported, marked
+from .library.tensor_names import METADATA, READ_FROM_INPUT, REFUSED_METHODS, TAKES_SIZES, VIEW_ATTRIBUTES
 from .storage import STRIDED, check_strided, guard_not_a_view, guard_place, guard_strides, guard_views, taken_without_gradients
 from .tracer import Tracer, call, guard, location, say_where, step_of, unsupported
 from .values import (
@@ -148,10 +147,6 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
 # as nobody writes to it.
 
 # %%
-TAKES_SIZES = frozenset(("view", "reshape", "expand", "repeat", "new_zeros", "new_ones", "new_empty", "new_full",
-                         "unflatten", "narrow", "as_strided", "tile"))
-
-
 def is_pointwise(target) -> bool:
     """Whether a torch function, method name or operator of Python is elementwise, and not random."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
@@ -286,37 +281,11 @@ def wrap_result(tx, node, result) -> AbstractValue:
 #
 # Metadata is read from the fake. What only the real tensor knows (its numbers, its address) ends the graph.
 #
-# So a name falls into one of five groups. `METADATA` are facts that the guard of the tensor already fixes,
-# such as its dtype. They become constants. Sizes become constants or, where they are symbols, nodes
-# (`size_node`), one for each tensor and dimension. Views that are written as attributes, such as `x.T`, are
-# operations of the graph. `READ_FROM_INPUT` are facts about an input that no fake has, and which are
-# guarded when they are read. And `REFUSED_METHODS` need the numbers, the address, or change what the tensor
-# is.
-#
-# These are the groups:
-
-# %%
-METADATA = frozenset((
-    "dtype", "device", "layout", "ndim", "requires_grad", "is_cuda", "is_cpu", "is_sparse", "is_quantized",
-    "is_mps", "is_meta", "is_xpu", "is_mkldnn", "is_nested", "itemsize", "names", "is_mtia",
-    "is_ipu", "is_maia")) & {*dir(torch.Tensor)}          # PyTorch 2.13 has no `names`
-VIEW_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag"))
-REFUSED_METHODS = frozenset((
-    "item", "tolist", "numpy", "data_ptr", "backward", "storage", "untyped_storage", "register_hook",
-    "retain_grad", "requires_grad_", "set_", "resize_", "resize_as_", "share_memory_", "pin_memory",
-    "detach_", "is_pinned", "__array__", "__dlpack__", "register_post_accumulate_grad_hook", "is_set_to",
-    "apply_", "map_", "map2_", "__reduce_ex__", "storage_type", "rename_", "sparse_resize_",
-    "__bool__", "__int__", "__float__", "__index__", "__repr__", "__str__", "__format__", "__contains__",
-    "_make_subclass", "as_subclass", "__complex__", "__hash__", "is_inference"))
-
-
-READ_FROM_INPUT = frozenset(("grad", "is_leaf", "grad_fn", "name", "grad_dtype"))
-
-# %% [markdown]
-# A name is looked for in them from the top. Between the groups stand the attributes whose answer depends on what the
-# trace has done so far. An input to which the graph has written has another history than the real tensor. The attribute
-# `data` shares memory, so that nothing is known any more about numbers in it. What no group has is looked up in the
-# tensor's class, as Python would: a method is kept by name, until it is called.
+# Names come in groups (`library/tensor_names.py`). A name is looked for in them from the top. Between the groups
+# stand the attributes whose answer depends on what the trace has done so far. An input to which the graph has written
+# has another history than the real tensor. The attribute `data` shares memory, so that nothing is known any more
+# about numbers in it. What no group has is looked up in the tensor's class, as Python would: a method is kept by
+# name, until it is called.
 
 # %%
 def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
@@ -470,111 +439,3 @@ def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -
     if name == "storage_offset":
         guard_place(tx, tensor.fake)
     return emit(tx, "call_method", name, [tensor, *args], kwargs)
-
-
-# %% [markdown]
-# ## Which functions go into the graph?
-#
-# Functions implemented in C++ (`torch.add`, `torch._C._nn.gelu`) must: there is no bytecode to look at. Of
-# those written in Python, the functional ones of `torch.nn.functional` and `torch.functional` go in whole
-# when they get tensors, because a graph of `layer_norm` and `cross_entropy` calls is one that a person can
-# read. Everything else is inlined.
-
-# %%
-GRAPH_MODULES = frozenset((
-    "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C._linalg", "torch._C._fft",
-    "torch._C._special", "torch._VF", "torch._tensor", "torch.linalg", "torch.special", "torch.fft",
-    "torch._C"))
-REFUSED_FUNCTIONS = frozenset((
-    "save", "load", "manual_seed", "seed", "initial_seed", "from_numpy", "set_default_dtype", "compile",
-    "set_default_device", "use_deterministic_algorithms", "set_printoptions", "from_file", "frombuffer",
-    "is_nonzero", "set_num_threads", "_assert_async", "set_grad_enabled", "handle_torch_function",
-    "from_dlpack", "set_float32_matmul_precision", "get_rng_state", "set_rng_state", "_set_grad_enabled",
-    "unique", "nonzero", "unique_consecutive", "sparse_coo_tensor", "boolean_dispatch"))
-OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-_TORCH_BUILTINS: set = set()
-
-
-def is_graph_function(function) -> bool:
-    """Whether a call of this torch function becomes a node."""
-    if isinstance(function, OPERATORS) or id(function) in marks.IN_GRAPH:
-        return True
-    kind = type(function)
-    if kind is types.BuiltinFunctionType:
-        if not _TORCH_BUILTINS:
-            for space in (torch, torch._C._VariableFunctions, torch._C._nn, torch._C._linalg, torch._C._fft,
-                          torch._C._special, torch._VF):
-                found = [getattr(space, n, None) for n in dir(space)]
-                _TORCH_BUILTINS.update(f for f in found if type(f) is types.BuiltinFunctionType)
-        return function in _TORCH_BUILTINS and function.__name__ not in REFUSED_FUNCTIONS
-    if kind is types.FunctionType:
-        module = function.__module__ or ""
-        return module in GRAPH_MODULES and function.__name__ not in REFUSED_FUNCTIONS \
-            and function.__name__ not in INLINED_FUNCTIONS
-    return False
-
-
-INLINED_FUNCTIONS = frozenset(("multi_head_attention_forward", "has_torch_function", "_canonical_mask",
-                               "_none_or_dtype", "_mha_shape_check", "_in_projection",
-                               "_in_projection_packed",
-                               "fn", "_get_softmax_dim", "_list_with_default", "_verify_batch_size"))
-
-
-def call_graph_function(tx: Tracer, function, args, kwargs) -> AbstractValue:
-    out = kwargs.get("out", NONE)
-    if out is not NONE:
-        return call_with_out(tx, function, args, {k: v for k, v in kwargs.items() if k != "out"}, out)
-    return emit(tx, "call_function", function, args, name_device(function, kwargs))
-
-
-# %% [markdown]
-# `torch.add(x, y, out=z)` is `z.copy_(x + y)`, for later stages too, where that means the same: `z` has the
-# shape and the dtype of the result already, and is not read while it is written (which does no harm where the
-# operation goes element by element). What eager refuses, as a gradient, the operation refuses on fakes, too.
-
-# %%
-def call_with_out(tx: Tracer, function, args, kwargs, out: AbstractValue) -> AbstractValue:
-    outs = [realize(tx, o) for o in entries(tx, out)] if type(out) in (TupleVal, ListVal) else [out]
-    reason = f"{function.__name__}(..., out=) that is no copy of the result"
-    packet, inputs = getattr(torch.ops.aten, function.__name__, None), []
-    fake_args, fake_kwargs = (fake_of(arg, inputs) for arg in (
-        [to_arg(tx, a) for a in args], {k: to_arg(tx, v) for k, v in kwargs.items()}))
-    if packet is None or not inputs or {*map(type, outs)} != {TensorVal} or len(set(outs)) < len(outs):
-        unsupported(tx, reason)
-    tags = {tag for overload in packet.overloads() for tag in getattr(packet, overload).tags}
-    fakes, found = [o.fake for o in outs], emit(tx, "call_function", function, args, kwargs)
-    results = found.items if type(found) is TupleVal else [found]
-    with torch.autocast(inputs[0].device.type, enabled=False):              # which leaves a call with `out=` alone
-        uncast = run_fake(tx, "call_function", function, fake_args, fake_kwargs)
-    if torch.Tag.nondeterministic_seeded in tags or len(results) != len(outs) or \
-            [r.fake.dtype for r in results] != [r.dtype for r in (uncast if type(found) is TupleVal else [uncast])]:
-        unsupported(tx, reason)
-    for result, fake in zip((r.fake for r in results), fakes):
-        shared = [f for f in (*inputs, *fakes) if storage_key(f) == storage_key(fake) and f is not fake]
-        if (result.shape, result.dtype, result.device) != (fake.shape, fake.dtype, fake.device) or shared or \
-                any(f is fake for f in inputs) and torch.Tag.pointwise not in tags:
-            unsupported(tx, reason)
-    checked = run_fake(tx, "call_function", function, fake_args,
-                       {**fake_kwargs, "out": fakes if len(outs) > 1 else fakes[0]})
-    if any(type(fake.grad_fn).__name__ == "NotImplemented" for fake in fakes):             # a history that only raises
-        unsupported(tx, reason)
-    for o, result in zip(outs, results):
-        emit(tx, "call_method", "copy_", [o, result], {})
-    if checked is None:
-        return NONE
-    return TupleVal(items=outs, cls=type(checked)) if len(outs) > 1 else outs[0]
-
-
-# %% [markdown]
-# Under `with torch.device("cuda"):` a call such as
-# `torch.zeros(3)` makes a tensor on the GPU, because a mode adds the device. The graph will run without this mode,
-# so the device is written down.
-
-# %%
-def name_device(function, kwargs) -> dict:
-    """The arguments of a call that makes a tensor, with the default device spelled out. The compiler itself
-    must not run under it."""
-    if not torch._C._len_torch_function_stack() or function not in _device_constructors() or \
-            kwargs.get("device", NONE) is not NONE:
-        return kwargs
-    return {**kwargs, "device": const(torch.overrides._get_current_function_mode().device)}

@@ -24,8 +24,8 @@ from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.identity import held
 from ..ch02_guards.sources import LocalSource
 from ..ch03_capture import capture as cap, hook
-from ..ch03_capture.contexts import leaves_context
 from ..ch03_capture.epilogue import Epilogue, expression, pool
+from ..ch03_capture.library.contexts import leaves_context
 from ..ch03_capture.values import LASTI, NULL, CellVal, HandlingVal, NotConstant
 from ..errors import GraphBreakError, SkipFrame, Unsupported, marked
 from . import resume, steps

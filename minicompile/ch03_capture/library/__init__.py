@@ -5,6 +5,3 @@
 # builtins, functions of its standard library, functions of torch that are no operators. A handler takes the values
 # that stand for the arguments, and returns the one that stands for the result. Read a few of `builtins_.py` for
 # examples.
-
-# %%
-from . import builtins_, classes, containers, control_flow, regions, standard, torch_functions  # noqa: F401

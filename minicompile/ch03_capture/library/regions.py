@@ -31,7 +31,7 @@ from ...ch01_graphs.fake import storage_key
 from ...ch01_graphs.graph import Graph, graph_module
 from ..attributes import get_attribute, store_attribute
 from ..calls import HANDLED, handles
-from ..contexts import set_grad
+from .contexts import set_grad
 from ..effects import effect_free
 from ..tensors import emit, run_fake, to_arg
 from ..tracer import Tracer, call, unsupported

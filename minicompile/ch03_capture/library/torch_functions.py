@@ -23,12 +23,13 @@ from ..iterate import unpack
 from ..methods import call_method
 from ..operations import fold, truth
 from ..effects import call_later
-from ..tensors import call_graph_function, emit, is_pointwise, name_device, run_fake, to_arg, wrap_result
+from ..tensors import emit, is_pointwise, run_fake, to_arg, wrap_result
 from ..tracer import answer, guard, is_library, line_of, unsupported
 from ..values import (
     AbstractValue, Const, DictVal, FALSE, ListVal, NONE, NotConstant, SymVal, TensorVal, TupleVal, boolean, const, user_errors)
 from ..wrap import as_python, wrap, wrap_constant
 from .builtins_ import folded, refused
+from .graph_functions import call_graph_function, name_device
 
 
 def constant_answer(answer):

@@ -18,17 +18,17 @@
 # %%
 import types
 
-from ..ch02_guards.sources import AttrSource
-from .attributes import C_DESCRIPTORS, attributes_of, bind_attribute, bind_to_class, get_attribute, no_attribute
-from .effects import changed
-from .interpreter import read_cell
-from .operations import scalar_of, specialize
-from .tracer import guard, unsupported
-from .values import (
+from ...ch02_guards.sources import AttrSource
+from ..attributes import C_DESCRIPTORS, attributes_of, bind_attribute, bind_to_class, get_attribute, no_attribute
+from ..effects import changed
+from ..interpreter import read_cell
+from ..operations import scalar_of, specialize
+from ..tracer import guard, unsupported
+from ..values import (
     BuiltinVal, CellVal, Const, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MISSING, MethodName, MethodVal, NONE, PartialVal,
     SetVal, SliceVal, SuperVal, SymVal, TracebackVal, TupleVal, ViewVal, boolean, const, describe, dict_of, is_class, lookup, python_method,
     user_error)
-from .wrap import realize, wrap
+from ..wrap import realize, wrap
 
 FIELDS = {
     (SliceVal, "start"): lambda v: v.start,

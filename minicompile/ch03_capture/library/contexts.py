@@ -10,17 +10,20 @@
 
 # %%
 import contextlib
+import functools
 from dataclasses import replace
 
 import torch
 from torch.utils._device import DeviceContext
 
-from .attributes import attributes_of
-from .operations import METHODS
-from .tensors import finish_node
-from .tracer import CALLS, Tracer, call, unsupported
-from .values import BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, AbstractValue, const, user_errors
-from .wrap import wrap
+from ..attributes import attributes_of
+from ..calls import HANDLED, handles
+from ..operations import METHODS
+from ..tensors import finish_node
+from ..tracer import CALLS, Tracer, call, unsupported
+from ..values import BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, AbstractValue, const, user_errors
+from ..wrap import wrap
+from .builtins_ import refused
 
 enter_autocast = torch.amp.autocast_mode._enter_autocast
 exit_autocast = torch.amp.autocast_mode._exit_autocast
@@ -143,10 +146,6 @@ def decorate(tx, context, args, kwargs):
 # What `torch.no_grad()` or `torch.autocast("cuda", torch.bfloat16)` give when called.
 
 # %%
-GRAD_CLASSES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
-PROFILER_CLASSES = (torch.profiler.record_function, torch.autograd.profiler.record_function)
-
-
 def grad_switch(mode: bool, previous: bool) -> torch.set_grad_enabled:
     """The `set_grad_enabled(mode)` that the trace made when the grad mode was `previous`. The constructor
     would note, and switch, the mode of the moment at which the object is rebuilt."""
@@ -156,34 +155,37 @@ def grad_switch(mode: bool, previous: bool) -> torch.set_grad_enabled:
 
 
 # %% [markdown]
-# `make_context` is asked by `make_instance` for each class. For autocast and `set_grad_enabled` it makes a real
-# object first, so that PyTorch itself checks the arguments and fills in defaults, and takes the state from it.
+# For autocast and `set_grad_enabled` a real object is made first, so that PyTorch itself checks the arguments and fills in
+# defaults, and the state is taken from it.
 # `set_grad_enabled` is odd: it switches the mode when it is *made*, not when it is entered, so this is undone and
 # done again as an effect of the trace. `inference_mode` is refused, because tensors that are made inside stay
 # different from others for ever.
 
 # %%
-def make_context(tx: Tracer, cls: type, args, kwargs) -> AbstractValue | None:
-    """The context value for a call of a known class, or None when the class is not known."""
-    autocast = issubclass(cls, torch.amp.autocast_mode.autocast)
-    if (autocast or cls in GRAD_CLASSES) and not all(type(a) is Const for a in (*args, *kwargs.values())):
+def made_of_constants(tx: Tracer, cls: type, args, kwargs):
+    if not all(type(a) is Const for a in (*args, *kwargs.values())):
         unsupported(tx, f"{cls.__name__}() with arguments that are not constants")
-    if autocast or cls is torch.set_grad_enabled:      # PyTorch judges the arguments
-        with user_errors():
-            real = cls(*(a.value for a in args), **{k: v.value for k, v in kwargs.items()})
-    if autocast:
-        state = (real.device, real.fast_dtype, real._enabled, real._cache_enabled)
-        return ContextVal(kind="autocast", state=state, cls=torch.autocast)
-    if cls is torch.set_grad_enabled:
-        torch._C._set_grad_enabled(real.prev)
-        set_grad(tx, real.mode)                  # takes effect already when it is made
-        return ContextVal(kind="grad", state=(real.mode,), cls=cls, immediate=real.prev)
-    if cls in GRAD_CLASSES:
-        if args or kwargs:
-            unsupported(tx, f"{cls.__name__}() with arguments")
-        return ContextVal(kind="grad", state=(cls is torch.enable_grad,), cls=cls)
-    if cls is torch.inference_mode:              # what is made inside stays such a tensor outside
-        unsupported(tx, "inference_mode(), whose results are inference tensors")
-    if cls in PROFILER_CLASSES:
-        return call(tx, wrap(tx, contextlib.nullcontext), [])
-    return None
+    with user_errors():
+        return cls(*(a.value for a in args), **{k: v.value for k, v in kwargs.items()})
+
+
+def make_autocast(cls, tx, *args, **kwargs) -> ContextVal:
+    real = made_of_constants(tx, cls, args, kwargs)
+    return ContextVal(kind="autocast", state=(real.device, real.fast_dtype, real._enabled, real._cache_enabled), cls=torch.autocast)
+
+
+@handles(torch.set_grad_enabled)
+def make_grad_switch(tx, *args, **kwargs) -> ContextVal:
+    real = made_of_constants(tx, torch.set_grad_enabled, args, kwargs)
+    torch._C._set_grad_enabled(real.prev)
+    set_grad(tx, real.mode)                      # takes effect already when it is made
+    return ContextVal(kind="grad", state=(real.mode,), cls=torch.set_grad_enabled, immediate=real.prev)
+
+
+HANDLED.update({cls: functools.partial(make_autocast, cls) for cls in (torch.autocast, torch.cpu.amp.autocast, torch.cuda.amp.autocast)})
+HANDLED.update(dict.fromkeys((torch.profiler.record_function, torch.autograd.profiler.record_function),
+                             lambda tx, *args, **kwargs: call(tx, wrap(tx, contextlib.nullcontext), [])))
+HANDLED.update({
+    torch.no_grad: lambda tx: ContextVal(kind="grad", state=(False,), cls=torch.no_grad),
+    torch.enable_grad: lambda tx: ContextVal(kind="grad", state=(True,), cls=torch.enable_grad),
+    torch.inference_mode: refused("inference_mode(), whose results are inference tensors")})
