@@ -565,7 +565,7 @@ again = minicompile.compile(training_loss, backend="eager")
 for call in range(4):
     with watching() as seen_again:
         again(torch.randn(32, 32), torch.randn(32, 32))
-    learnt = [f"{g.kind}, expected {g.expected}" for c in seen_again.captured for g in c.guards if "value 2 pending" in str(g.source)]
+    learnt = [f"{g.kind}, expected {g.expected}" for c in seen_again.captured for g in c.guards if "pending value 2" in str(g.source)]
     failed = [r["why"].partition("  #")[0] for r in seen_again.recompiles]
     print(f"call {call + 1}: captured {len(seen_again.captured)} parts", *failed, *learnt, sep="\n    ")
 

@@ -98,7 +98,7 @@ class LocalSource(Source):
 
     def name(self):
         slot = self.local.removeprefix("__stack")
-        return f"(value {slot} pending at the graph break)" if slot != self.local else super().name()
+        return f"(pending value {slot})" if slot != self.local else super().name()
 
 
 @source
