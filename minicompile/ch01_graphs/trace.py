@@ -10,6 +10,7 @@
 
 # %%
 import contextlib
+import functools
 import operator
 from typing import Any, Callable, Sequence
 
@@ -20,7 +21,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..errors import Unsupported
 from .fake import DispatchMode, FakeTensor
-from .graph import Graph, call_node, graph_module, interpret, map_args
+from .graph import Graph, call_node, closure, graph_module, interpret, map_args
 from .operators import settle_floats
 from .recipes import fake_call
 from .rules.derivatives import DERIVED_OTHERWISE
@@ -176,15 +177,11 @@ class Recorder(DispatchMode):
     def remember_grad_fns(self, out):
         """Give the autograd nodes that an operation just created the provenance of that operation."""
         found = [out] if isinstance(out, torch.Tensor) else pytree.tree_leaves(out)
-        pending = [t.grad_fn for t in found if isinstance(t, torch.Tensor)]
-        while pending:
-            fn = pending.pop()
-            if fn is None or fn in self.grad_provenance:
-                continue
+        new = functools.partial(filter, lambda fn: fn is not None and fn not in self.grad_provenance)
+        for fn in closure(new(t.grad_fn for t in found if isinstance(t, torch.Tensor)), lambda fn: new(f for f, _ in fn.next_functions)):
             self.grad_provenance[fn] = self.provenance
             if fn.name() in DERIVED_OTHERWISE:
                 fn.register_hook(DERIVED_OTHERWISE[fn.name()])
-            pending.extend(next_fn for next_fn, _ in fn.next_functions)
 
     def finish(self, outputs: Sequence) -> fx.GraphModule:
         self.graph.output(tuple(self.node_of(o) for o in outputs))

@@ -213,14 +213,9 @@ def stages(nodes, halves: Halves) -> dict[fx.Node, int]:
 
 def readers(node: fx.Node, among: set[fx.Node]) -> list[fx.Node]:
     """The users of a node, looking through views, widening casts and tuple elements."""
-    found, pending = [], list(node.users)
-    while pending:
-        user = pending.pop()
-        if is_view(user) or is_widening(user) or user.target is operator.getitem:
-            pending.extend(user.users)
-        elif user in among:
-            found.append(user)
-    return found
+    def passes(user):
+        return is_view(user) or is_widening(user) or user.target is operator.getitem
+    return [u for u in closure(node.users, lambda u: u.users if passes(u) else ()) if u in among and not passes(u)]
 
 
 def rereads(node: fx.Node) -> bool:

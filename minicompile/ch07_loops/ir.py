@@ -51,7 +51,7 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple
 import torch
 
 from ..ch01_graphs.floats import Float
-from ..ch01_graphs.graph import Location
+from ..ch01_graphs.graph import Location, closure
 from ..ch01_graphs.symbolic import Expr, Int, Symbol, substitute, symbols
 
 # %% [markdown]
@@ -204,16 +204,10 @@ class Values:
 # (`remake`). `with_places` is such a rewriting, in which loads and stores get other buffers and indices.
 
 # %%
-def behind(ends: Iterable[Value], keep: Callable[[Value], bool] = lambda value: True) -> list[Value]:
-    """All values with `keep(value)` that the `ends` are computed from, in order."""
-    found: set[Value] = set()
-    stack = [o for end in ends for o in end.operands]
-    while stack:
-        value = stack.pop()
-        if value not in found and keep(value):
-            found.add(value)
-            stack += value.operands
-    return sorted(found, key=in_order)
+def behind(ends: Iterable[Value], keep: Callable[[Value], bool] | None = None) -> list[Value]:
+    """All values (with `keep(value)`) that the `ends` are computed from, in order."""
+    operands = (o for end in ends for o in end.operands)
+    return sorted(closure(filter(keep, operands), lambda value: filter(keep, value.operands)), key=in_order)
 
 
 def body_of(stores: Iterable[Value]) -> tuple[Value, ...]:
