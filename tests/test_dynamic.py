@@ -674,3 +674,32 @@ def test_an_expensive_value_of_varying_size_beside_an_empty_tensor():
     compiled = minicompile.compile(lambda e, x: e - torch.xlogy(x, x.abs() + 0.5), backend="cpp", dynamic=True, fullgraph=True)
     for size in (5, 7):
         assert compiled(torch.ones(0, 1), torch.ones(size)).shape == (0, size)
+
+
+# ---- integers made of floats
+
+ROUNDED = {
+    "int": (lambda x, n: (x[:int(x.shape[0] * 0.7)].sum(0), x * int(n * 0.55)), [(4, 5), (9, 12), (20, 31), (21, 30), (50, 9)]),
+    "round": (lambda x, n: (x.topk(max(1, round(x.shape[0] / 3)), 0).values, x + round(n / 4) + round(n * 0.37, 1)),
+              [(5, 9), (8, 14), (12, 22), (31, 18), (29, 10)]),
+    "ceil": (lambda x, n: (x[-math.ceil(0.3 * x.shape[0]):] * 2, F.pad(x, (0, 0, 0, math.ceil(n / 8) * 8 - n))),
+             [(7, 9), (8, 17), (13, 25), (20, 31), (50, 90)]),
+    "floor": (lambda x, n: x.new_zeros(math.floor(math.sqrt(x.shape[0])), int(math.log2(n))) + 1, [(4, 5), (9, 33), (16, 64), (50, 65)]),
+    "negative": (lambda x, n: x[int(x.shape[0] * -0.5):] * math.trunc(n * -0.5), [(4, 5), (9, 12), (20, 31), (21, 30)])}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "cpp"])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_integers_made_of_floats_are_numbers_of_their_own(name, backend):
+    function, sizes = ROUNDED[name]
+    agree(function, [(torch.randn(size, 3), n) for size, n in sizes], backend=backend)
+
+
+def test_a_float_that_has_no_integer():
+    def f(x, n):
+        try:
+            return x[:int(n * 1e308)]
+        except OverflowError:
+            return x * 2
+
+    agree(f, [(torch.ones(3), n) for n in (2.0, 0.0, 1e-308, 2e-308, 3.0, 4.0)], graphs=4)

@@ -71,7 +71,7 @@ def float32(x: float) -> float:
     return ctypes.c_float(x).value
 
 
-OPERATIONS.update({op: getattr(math, name) for name, op in MATH.items() if hasattr(math, name)}, float=float, float32=float32)
+OPERATIONS.update({op: getattr(math, name) for name, op in MATH.items() if hasattr(math, name)}, float=float, float32=float32, round=round)
 NAMESPACE = {"__math": math, "__float32": float32}          # what the text of an expression refers to
 TOTAL = {"add", "sub", "mul", "neg", "pos", "abs", "float", "float32", "fabs", "copysign", "symbol", "constant"}
 
@@ -135,5 +135,5 @@ def float_text(e, name: Callable[[str], str] = str) -> str:
         return f"{left} {INFIX[e.op]} {right}"
     if e.op in ("neg", "pos"):
         return f"{'-' if e.op == 'neg' else '+'}({parts[0]})"
-    prefix = {"abs": "", "float": "", "float32": "__", "math.pow": "__"}.get(e.op, "__math.")
+    prefix = {"abs": "", "float": "", "round": "", "float32": "__", "math.pow": "__"}.get(e.op, "__math.")
     return f"{prefix}{e.op}({', '.join(parts)})"

@@ -21,6 +21,8 @@
 # %%
 from __future__ import annotations
 
+import builtins
+import re
 import weakref
 from dataclasses import dataclass
 from types import ModuleType
@@ -73,9 +75,11 @@ def path_of(source: Source | None):
 
 
 def parameter_name(local_name: str) -> str:
-    """Python's hidden locals (`.0`, the iterator of a comprehension) are not identifiers: `.0` becomes
-    `_0`."""
-    return local_name if local_name.isidentifier() else "_" + local_name.lstrip(".")
+    """What an argument is called in generated functions, which call builtins (`type`) and have names of their own (`__v0`). Python's
+    hidden locals (`.0`, the iterator of a comprehension) are not identifiers."""
+    own = local_name.startswith("__") and not local_name.startswith("__stack")          # of resume functions
+    plain = local_name.isidentifier() and not own and not hasattr(builtins, local_name)
+    return local_name if plain else "__argument_" + local_name.lstrip(".")
 
 
 # %% [markdown]
@@ -98,7 +102,7 @@ class LocalSource(Source):
 
     def name(self):
         slot = self.local.removeprefix("__stack")
-        return f"(pending value {slot})" if slot != self.local else super().name()
+        return f"(pending value {slot})" if slot != self.local else slot
 
 
 @source
@@ -293,3 +297,20 @@ class CallSource(Source):
 
     def parts(self):
         return self.base, "{}." + self.method + "(" + ", ".join(map(key_text, self.args)) + ")"
+
+
+@source
+class RoundedSource(Source):
+    """The integer that Python makes of a float of numbers found elsewhere, `int(n * 0.5)`. numbers: (name in `rounding`, source)."""
+    rounding: str
+    numbers: tuple
+
+    def parts(self):
+        return None, self.with_numbers(lambda source: source.text())
+
+    def name(self):
+        return self.with_numbers(str).replace("__math", "math")
+
+    def with_numbers(self, read):
+        reads = {name: read(at) for name, at in self.numbers}
+        return re.sub(r"\w+", lambda m: reads.get(m.group(), m.group()), self.rounding)

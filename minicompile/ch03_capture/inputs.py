@@ -16,11 +16,12 @@ import torch
 
 from .. import marks
 from ..ch01_graphs.fake import has_memory, storage_key
-from ..ch01_graphs.floats import free_names
+from ..ch01_graphs.floats import float_text, free_names
+from ..ch01_graphs.shapes import expr_of
 from ..ch02_guards.torch_guards import TensorSpec
-from ..ch02_guards.sources import CallSource, ConstantSource, DictGetSource, ItemSource, LocalSource, Source
+from ..ch02_guards.sources import CallSource, ConstantSource, DictGetSource, ItemSource, LocalSource, RoundedSource, Source
 from .tracer import constant_source, guard, location, unsupported
-from .values import SymVal, TensorVal, const
+from .values import AbstractValue, SymVal, TensorVal, const
 
 TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -190,6 +191,22 @@ def wrap_dynamic_number(tx, real, source):
         node.meta.update(val=symbol, location=location(tx), origins=())
     value = tx.symbols.numbers[source] = SymVal(node=node, sym=symbol, source=source)
     return value
+
+
+# %% [markdown]
+# `int(n * 0.5)`, a size, is no expression that sizes can have, and with floats in between there is no algebra for it. It is a number of
+# its own, which the entry computes from the others, and so are the questions about it.
+
+# %%
+def round_number(tx, rounding, value: SymVal) -> AbstractValue:
+    """rounding(value) of a symbolic float: int, round, or a function of math."""
+    number, env = expr_of(value.sym), tx.symbols.env
+    names = sorted(free_names(number))
+    if env.frozen or not tx.symbols.sources.keys() >= set(names):
+        return const(rounding(value.value))
+    prefix = "__math." if rounding.__module__ == "math" else ""
+    source = RoundedSource(f"{prefix}{rounding.__name__}({float_text(number)})", tuple((name, tx.symbols.sources[name]) for name in names))
+    return wrap_dynamic_number(tx, rounding(env.hint(number)), source)
 
 
 # %% [markdown]

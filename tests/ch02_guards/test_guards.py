@@ -61,7 +61,7 @@ def test_sources_read_what_they_say():
     check = codegen.build_check(GuardSet(), [s for s, _ in cases], g.__code__, ("owned",))
     assert check(g, box, 1, 2) == tuple(v for _, v in cases)
     assert hash(AttrSource(X, "a")) == hash(AttrSource(LocalSource("x"), "a")) and AttrSource(X, "a") != AttrSource(X, "b")
-    assert parameter_name(".0") == "_0"
+    assert parameter_name(".0") == "__argument_0" and parameter_name("x") == "x"
     assert str(ModuleAttrSource(ModuleAttrSource(X, "_modules", "0"), "_parameters", "weight")) == "x[0].weight"
 
 

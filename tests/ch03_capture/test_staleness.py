@@ -556,6 +556,18 @@ def test_what_an_object_has_of_its_own(function, make, whole):
         assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("name", ["type", "len", "float", "__v0", "__out", "__next", "__K", "__F", "__argument_type"])
+def test_an_argument_has_a_name_that_generated_functions_use(name):
+    space = {}
+    exec(f"""def f(x, {name}, log, n):
+        log.append({name})
+        return [(x * n, y) for y in ({name}, *log)] if {name} == "a" else x * {name} / x.shape[0]""", space)
+    f, compiled = space["f"], minicompile.compile(space["f"], backend="eager", fullgraph=True)
+    for value, n in (("a", 1.5), (2, 2.5), ("a", 3.5), (3, 4.5), (3, 5.5)):
+        logs, x = ([0.5], [0.5]), torch.ones(int(n))
+        assert repr(compiled(x, value, logs[0], n)) == repr(f(x, value, logs[1], n)) and logs[0] == logs[1]
+
+
 def test_an_attribute_of_a_module_is_deleted():
     class Net(torch.nn.Module):
         scale = 2.0

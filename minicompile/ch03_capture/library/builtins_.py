@@ -25,6 +25,7 @@ from ..calls import HANDLED, handles, refuse_finalizer
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import as_dict, entries_of, length, natively, next_value, sequence, unpack, values_of
 from ..operations import METHODS, Deputy, binary, emit_float, fold, identical, later, printed, scalar_of, specialize, truth, unary
+from ..inputs import round_number
 from ..subscripts import get_item
 from ..tensors import call_tensor_method, emit
 from ..tracer import call, location, plain_python, unsupported
@@ -98,9 +99,17 @@ def to_int(tx, value=ZERO, *base):
     value = as_number(value)
     if type(value) is TensorVal:
         unsupported(tx, "int() of a tensor")
-    if type(value) is SymVal and value.number is int:
-        return scalar_of(value, None)
+    if type(value) is SymVal:
+        return scalar_of(value, None) if value.number is int else whole_number(tx, int, value)
     return own_conversion(tx, value, "__int__", "__index__", "__trunc__") or fold(tx, int, [value, *base])
+
+
+def whole_number(tx, rounding, value: SymVal):
+    """rounding(value) of a symbolic number."""
+    if value.cls is not float:
+        return fold(tx, rounding, [value])
+    with user_errors():
+        return round_number(tx, rounding, value)
 
 
 def own_conversion(tx, value, *names):
@@ -110,11 +119,17 @@ def own_conversion(tx, value, *names):
             return result
 
 
+def rounds(rounding, method):
+    def handler(tx, value):
+        return whole_number(tx, rounding, value) if type(value) is SymVal else \
+            own_conversion(tx, value, method) or fold(tx, rounding, [value])
+    return handler
+
+
+HANDLED.update({math.trunc: rounds(math.trunc, "__trunc__"), math.floor: rounds(math.floor, "__floor__"),
+                math.ceil: rounds(math.ceil, "__ceil__")})
 HANDLED.update({
     complex: lambda tx, *args: args and own_conversion(tx, args[0], "__complex__") or fold(tx, complex, args),
-    math.trunc: lambda tx, value: own_conversion(tx, value, "__trunc__") or fold(tx, math.trunc, [value]),
-    math.floor: lambda tx, value: own_conversion(tx, value, "__floor__") or fold(tx, math.floor, [value]),
-    math.ceil: lambda tx, value: own_conversion(tx, value, "__ceil__") or fold(tx, math.ceil, [value]),
 })
 
 
@@ -300,8 +315,13 @@ def absolute(tx, value):
 def rounded(tx, value, digits=None):
     if type(value) is TensorVal:
         return emit(tx, "call_function", torch.round, [value], {} if digits is None else {"decimals": digits})
-    more = [] if digits is None else [digits]
-    if more and type(more[0]) is Const and value.cls is float and (made := later(tx, float, round, [value, *more])) is not None:
+    more = [] if digits in (None, NONE) else [digits]
+    if type(value) is SymVal and value.cls is float:
+        if not more:
+            return whole_number(tx, round, value)
+        if type(digits) is Const and type(digits.value) is int:
+            return emit_float(tx, "round", [value, digits])
+    if more and type(digits) is Const and value.cls is float and (made := later(tx, float, round, [value, digits])) is not None:
         return made
     return special(tx, value, "__round__", *more) or fold(tx, round, [value, *more])
 
