@@ -37,7 +37,7 @@ def record(path: str, options, features, failures, seconds: float) -> None:
 def main():
     parser = argparse.ArgumentParser(prog="python -m tests.programs", description=__doc__)
     parser.add_argument("--seed", type=int, help="this program only")
-    parser.add_argument("--file", help="check the module in this file")
+    parser.add_argument("--file", help="check the module in this file, on the first rung of --kind and --device unless --backend is told")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=1)
@@ -52,7 +52,7 @@ def main():
     options = parser.parse_args()
     if options.file:
         setup()
-        found = check(open(options.file).read(), options.backend or "eager")
+        found = check(open(options.file).read(), options.backend or backend_of(0, options.kind, options.device))
         print(found or "no difference")
         return int(found is not None)
     if options.seed is not None:

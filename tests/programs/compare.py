@@ -17,6 +17,7 @@ import types
 import warnings
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 import minicompile
 from minicompile import frames, logs, marks
@@ -33,12 +34,14 @@ UNBOUND = re.compile("cannot access (local|free) variable")
 FRAMES = re.compile(r"\nException raised from .*|(?<=already been freed\)\.) .*", re.DOTALL)
 ADDRESS = re.compile(r"0x[0-9a-f]+")
 NODE = re.compile(r"grad_fn=<\w+>")            # one node of a compiled region stands for many
+NONDETERMINISTIC = "does not have a deterministic"
 OVERWRITTEN = "backward raised one of the variables needed for gradient computation has been"
 # What CPU kernels say of an index that is not there, or of a probability that is none.
 OUTSIDE = ("out of", "valid range", "invalid max index", "Class values", "probability tensor", "p_in >= 0", "between 0 and 1")
 REFUSED = *OUTSIDE, "ZeroDivision"             # on a GPU no kernel refuses a zero, so that is nothing to keep from one
 PARTS = {"torch.complex64": "torch.float32", "torch.complex128": "torch.float64", "torch.complex32": "torch.float16"}
-INTERNAL = {"_backward_hooks", "_forward_hooks", "_parameters", "_buffers", "_modules"}
+HOOKS = {"_backward_hooks", "_forward_hooks"}   # by the numbers of all hooks of the process, of which a capture registers some
+INTERNAL = {*HOOKS, "_parameters", "_buffers", "_modules"}
 
 
 class Photo:
@@ -94,7 +97,8 @@ class Photo:
                  if isinstance(s, str) and hasattr(x, s)] if module == self.module else []
         state = getattr(x, "__dict__", None) if module == self.module or module.startswith("torch.nn") else None
         if state is not None:
-            state = {k: self.of(v, down) for k, v in state.items() if not k.startswith("_") or k in INTERNAL}
+            state = {k: self.of(list(v.values()) if k in HOOKS and v else v, down) for k, v in state.items()
+                     if not k.startswith("_") or k in INTERNAL}
         return kind.__name__, content, slots, state
 
     def tensor(self, t, depth):
@@ -260,6 +264,14 @@ def execute(code, compile_, *, words=True, around=contextlib.nullcontext) -> lis
                 shoot(what, None, [*args, kwargs])
         return result
 
+    def everywhere(function):
+        """It may be called in a thread of the program, where the context of the caller is not."""
+        @functools.wraps(function)
+        def run(*args, **kwargs):
+            with contextlib.nullcontext() if _get_current_dispatch_mode() else around():
+                return function(*args, **kwargs)
+        return run if isinstance(around(), TorchDispatchMode) else function
+
     torch.manual_seed(0)
     torch.utils.hooks.RemovableHandle.next_id = 0
     grad = torch.is_grad_enabled()
@@ -267,7 +279,7 @@ def execute(code, compile_, *, words=True, around=contextlib.nullcontext) -> lis
         warnings.simplefilter("ignore")
         try:
             exec(code, space)
-            space["drive"](compile_, call)
+            space["drive"](lambda f: everywhere(compile_(f)), call)
             shoot("end", None, [])
         except INTERNAL_ERRORS as error:
             raise Internal(error) from error
@@ -369,6 +381,8 @@ def compare(text, backend, statistics, settings):
             return None                                      # a functional graph saves the value from before the write
         if breaks and a[0] == "backward" and b[0].startswith(OVERWRITTEN):
             return None                                      # or a result that is written behind a break
+        if NONDETERMINISTIC in a[0]:
+            return None                                      # a compiled one may be
         found = difference(a[0].split()[:2], b[0].split()[:2], "[0]") if endless else difference(a, b)
         if found is not None and behind and any(
                 difference(x, y) for x, y in zip([a], execute(code, saving_copies, words=False)[number:])):

@@ -62,8 +62,8 @@ class Noise(TorchDispatchMode):
             steps, shift = mantissa / (UNITS * eps), self.seed / 40
             t.copy_(torch.where(t.isfinite() & (t != 0), ((steps + shift).round() - shift).mul(UNITS * eps).ldexp(exponent), t.double()))
             return
-        factor = torch.where(t == 0, u.sign(), 1 + u * (UNITS * eps))     # a zero may have the other sign
-        t.copy_(t.double() * factor)
+        factor = torch.where(t == 0, u.sign(), 1 + u * (UNITS * eps))     # a zero may have the other sign, and so may what is no number
+        t.copy_(torch.where(t.isnan(), t.double().copysign(u), t.double() * factor))
 
     def disturb_as_(self, t, size):
         """By roundings of numbers of another size."""
@@ -103,7 +103,8 @@ class Noise(TorchDispatchMode):
             args = tuple(self.disturbed(a, dtype) if isinstance(a, torch.Tensor) and spec.alias_info is None and i not in written else a
                          for i, (a, spec) in enumerate(zip(args, schema.arguments)))
         out = self.run_widened(func, args, kwargs) if self.seed % 2 else func(*args, **kwargs)
-        for i, a in enumerate(args):
+        for i, spec in enumerate(schema.arguments):
+            a = args[i] if i < len(args) else kwargs.get(spec.name)
             for t in a if isinstance(a, (list, tuple)) else [a]:
                 if i in written and isinstance(t, torch.Tensor):
                     self.disturb_(t)
