@@ -25,7 +25,7 @@ from ..ch01_graphs.graph import call_node, map_args
 from ..ch01_graphs.floats import Float
 from ..ch01_graphs.layouts import each_has_its_place, same_strides
 from ..ch01_graphs.shapes import expr_of, is_symbolic
-from ..ch01_graphs.symbolic import Expr, Symbol, present, symbols
+from ..ch01_graphs.symbolic import Expr, Symbol, present, product, symbols
 from ..ch05_autograd.cleanup import has_effect, may_refuse
 from ..errors import Unsupported
 from .builder import SUPPORTED
@@ -45,7 +45,7 @@ aten = torch.ops.aten
 # stayed lazy. Counting its users would overstate it: in `x * sigmoid(x)` both users end up in one body, which
 # evaluates `x` once. So we collect *sinks*, the places where evaluation ends: reductions, library calls,
 # outputs. Within one sink a node can still be evaluated several times, at different positions: a 3x3 pool
-# reads nine windows of its operand. `windows` counts those.
+# reads nine windows of its operand, and the gradient of a 2x2 pool looks from each of four pixels at one window. `windows` counts those.
 #
 # In a chain such as GELU every link has the sinks of the last one. The place to keep a value is where the
 # paths part, so a node whose sinks are all reached through one of its users leaves the decision to that user
@@ -57,6 +57,14 @@ WHOLE = {aten.view.default, aten.permute.default, aten.unsqueeze.default, aten.s
 
 def is_lazy_view(node: fx.Node) -> bool:
     return node.target in VIEWS or node.target is operator.getitem
+
+
+def times_read(user: fx.Node, node: fx.Node) -> int:
+    """How often `user`, which reads at other positions, reads each element: `table[i // 2]` every one twice."""
+    if is_lazy_view(user) or user.args[0] is not node:
+        return 1
+    read, written = (present(product(sizes_of(n.meta["val"]))) for n in (node, user))
+    return max(1, written // max(1, read))
 
 
 def count_readers(g: Lowering, graph: fx.Graph) -> None:
@@ -78,7 +86,7 @@ def count_readers(g: Lowering, graph: fx.Graph) -> None:
             found |= {user} if ends else sinks[user]
             windows = 1 if ends else g.windows[user]
             if user.target in REINDEXING:
-                moved += windows
+                moved += windows * times_read(user, node)
             else:
                 same = max(same, windows)
         sinks[node] = frozenset(found)

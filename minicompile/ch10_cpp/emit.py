@@ -23,7 +23,7 @@ from ..ch01_graphs.symbolic import Symbol, coefficient, product, substitute
 from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource
 from ..ch08_fusion.values import link
 from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, direct_variable, for_, lane_block, lane_headers, least_work,
-                    shared, size_text, store_lines, taken_off)
+                    shared, size_text, store_lines, taken_off, vote)
 from .ops import memory_type
 from .reductions import emit_reductions
 
@@ -75,13 +75,14 @@ def emit_tiled(e: Emitter, function: Scope, lane: Symbol, other: Symbol, outer: 
 # The general case is a nest with the lane innermost: `#pragma omp simd` on it, and `#pragma omp parallel for` on
 # the loops around it. Atomic additions, as in a scatter, are the exception. Two lanes may add to one address, so
 # their loop is not vectorised, and the threads are given parts of a variable that leads to different addresses, if
-# there is one (`direct_variable`).
+# there is one (`direct_variable`). If it moves along rows, as the columns of an embedding do, it is the lane.
 
 # %%
 def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -> None:
     """All loops of a kernel without reductions, as one loop nest."""
     stores, atomic = e.graph.stores, any(s.mode == "atomic_add" for s in e.graph.stores)
-    lane, _ = best_lane(e, variables)
+    direct = direct_variable(e, variables) if atomic else None
+    lane = direct if direct is not None and vote(e, direct) > 0 else best_lane(e, variables)[0]
     if lane is None:
         store_lines(e, stores, function)
         return
@@ -90,7 +91,6 @@ def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -
     if other is not None:
         return emit_tiled(e, function, lane, other, outer)
     block = lane_block(e, lane, outer, 4096)
-    direct = direct_variable(e, variables) if atomic else None
     if atomic and direct is lane:
         block = lane_block(e, lane, (), 1 << 20)
     elif atomic:

@@ -622,6 +622,14 @@ def test_windows_written_one_after_another_are_read_once_each(monkeypatch):
     assert 20 < len(reads) < 2000
 
 
+@pytest.mark.parametrize("reads, kept", [(25, 1), (100, 2)])
+def test_what_an_index_reads_several_times_is_computed_once(reads, kept):
+    """`f(x)[i // 2]` asks for each element twice in each dimension."""
+    x, i = torch.randn(5, 5), torch.arange(reads) % 25
+    program = check(lambda x, i: ((x + 1) * x).tanh().sub(x).flatten()[i], [x, i])
+    assert len(loops(program)) == kept
+
+
 def test_blocks_divide_or_are_short_powers_of_two_or_as_many_as_wanted():
     from minicompile.ch07_loops.reductions import block_count
     assert [block_count(256, 19), block_count(192, 5), block_count(197, 19), block_count(211, 100)] == [16, 6, 25, 106]

@@ -120,3 +120,19 @@ assert len(os.listdir("/proc/self/task")) <= before
     done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "2"})
     assert done.returncode == 0, done.stderr
+
+
+def test_clamped_bytes_are_made_in_vectors(fresh_cache):
+    """What becomes of `max`, `min` and a cast must stay straight-line code: g++ has made branches of it."""
+    if "clang" in build.compiler():
+        pytest.skip("asks g++ what it has vectorised")
+    x, y, i, b = torch.randn(512), torch.empty(512, dtype=torch.int8), variables("i", 512), Body()
+    value = b.round(b.load("x", i[0].expr, torch.float32))
+    low, high = (b.constant(number, dtype=torch.float32) for number in (-128.0, 127.0))
+    value = b.minimum(b.maximum(value, low), high)
+    b.store("y", i[0].expr, b.to_dtype(value, torch.int8))
+    source = emit_cpp(kernel(i, (), [(i, (), b)], {"x": x}, {"y": y}))
+    text = build._file_text([(*build._named(source), source)])
+    command = [build.compiler(), *build.FLAGS, "-fopt-info-vec-optimized", "-x", "c++", "-", "-o", os.devnull]
+    told = subprocess.run([c for c in command if c != "-w"], input=text, capture_output=True, text=True).stderr
+    assert "loop vectorized" in told, told

@@ -176,6 +176,20 @@ def test_embedding_backward_is_deterministic_and_parallel():
     assert "omp atomic" not in source.code and "lane0" in source.code
 
 
+def test_rows_are_added_along_themselves():
+    """The index of a row is read once, and its columns, of which no two are one element, are one loop of vectors."""
+    s, g, at = torch.randint(0, 9, (300,)), torch.randn(9, 32), torch.randint(0, 11, (300,))
+    i, b, table = variables("i", 300, 32), Body(), torch.zeros(11, 32)
+    read = b.indirect(b.load("s", i[0].expr, torch.int64), 9)
+    row = b.indirect(b.load("at", i[0].expr, torch.int64), 11)
+    b.store("table", row.expr * 32 + i[1].expr, b.load("g", read.expr * 32 + i[1].expr, F32), "atomic_add")
+    tensors = {"s": s, "at": at, "g": g}
+    source = run(kernel(i, (), [(i, (), b)], tensors, {"table": table}), tensors, {"table": table})
+    torch.testing.assert_close(table, torch.zeros(11, 32).index_add_(0, at, g[s]))
+    inner = source.code[source.code.index("omp simd"):]
+    assert "mc_index" not in inner and "table" not in inner and inner.count("out0[") == 2
+
+
 def test_scatter_without_a_direct_variable_runs_on_one_thread():
     at, g, out = torch.randint(0, 7, (100_000,)), torch.ones(100_000), torch.zeros(7)
     i = variables("i", 100_000)
