@@ -676,7 +676,7 @@ def test_an_expensive_value_of_varying_size_beside_an_empty_tensor():
         assert compiled(torch.ones(0, 1), torch.ones(size)).shape == (0, size)
 
 
-# ---- integers made of floats
+# ---- integers made of floats and of bits
 
 ROUNDED = {
     "int": (lambda x, n: (x[:int(x.shape[0] * 0.7)].sum(0), x * int(n * 0.55)), [(4, 5), (9, 12), (20, 31), (21, 30), (50, 9)]),
@@ -685,12 +685,13 @@ ROUNDED = {
     "ceil": (lambda x, n: (x[-math.ceil(0.3 * x.shape[0]):] * 2, F.pad(x, (0, 0, 0, math.ceil(n / 8) * 8 - n))),
              [(7, 9), (8, 17), (13, 25), (20, 31), (50, 90)]),
     "floor": (lambda x, n: x.new_zeros(math.floor(math.sqrt(x.shape[0])), int(math.log2(n))) + 1, [(4, 5), (9, 33), (16, 64), (50, 65)]),
+    "bits": (lambda x, n: (x[x.shape[0] >> 1:], x * (n << 2) + (n & 7)), [(4, 5), (9, 12), (20, 31), (21, 30)]),
     "negative": (lambda x, n: x[int(x.shape[0] * -0.5):] * math.trunc(n * -0.5), [(4, 5), (9, 12), (20, 31), (21, 30)])}
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "cpp"])
 @pytest.mark.parametrize("name", ROUNDED)
-def test_integers_made_of_floats_are_numbers_of_their_own(name, backend):
+def test_integers_made_of_floats_and_bits(name, backend):
     function, sizes = ROUNDED[name]
     agree(function, [(torch.randn(size, 3), n) for size, n in sizes], backend=backend)
 

@@ -128,6 +128,8 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
         classes = {a.cls, b.cls}
         if classes <= {int, float} and symbol in FLOAT_OPERATORS and (float in classes or symbol == "/"):
             return emit_float(tx, name, [a, b])
+        if classes == {int} and type(b) is Const and b.value >= 0 and (power := of_bits(symbol, b.value)):
+            return binary(tx, power[0], a, const(power[1]))
         small = symbol == "**" and type(b) is Const and type(b.value) is int and 0 <= b.value < 8
         if classes != {int} or symbol not in SIZE_OPERATORS and not small:
             return binary(tx, symbol, specialize(a), specialize(b), inplace)
@@ -148,11 +150,22 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
     result = ask(tx, candidates)
     if result is not None:
         return result
+    for times, items in (a, b), (b, a):
+        repeats = symbol == "*" and type(times) is ObjVal and (type(items) in (ListVal, TupleVal) or items.cls in (str, bytes))
+        if repeats and (count := special(tx, times, "__index__")) is not None:
+            return binary(tx, symbol, items, count, inplace and items is a)
     with contextlib.suppress(NotConstant):
         return fold(tx, python_operator(name), [a, b])
     if type(a) is not TensorVal and type(b) is not TensorVal:
         raise_as_python(tx, python_operator("i" + name if inplace else name), name, a, b)
     unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
+
+
+def of_bits(symbol: str, bits: int) -> tuple | None:
+    """Arithmetic for a shift, or a mask of the lowest bits: (symbol, number)."""
+    if symbol in ("<<", ">>") and bits < 32:
+        return "*" if symbol == "<<" else "//", 1 << bits
+    return ("%", bits + 1) if symbol == "&" and bits & bits + 1 == 0 else None
 
 
 # %% [markdown]

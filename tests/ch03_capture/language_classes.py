@@ -1304,3 +1304,21 @@ def named_tuple_with_special_methods(x):
     except (KeyError, TypeError):
         found = None
     return x + 1, found, getattr(CATALOGUE, "other", None), hasattr(CATALOGUE, "other"), 9 in CATALOGUE
+
+
+class Times:
+    def __index__(self):
+        return 2
+
+    def __mul__(self, other):
+        return NotImplemented
+
+
+@program
+def a_sequence_is_repeated_by_an_index(x):
+    n, items = Times(), [x]
+    items *= n
+    try:
+        n * 3
+    except TypeError as error:
+        return n * "ab", b"c" * n, n * (1, x), items, str(error)
