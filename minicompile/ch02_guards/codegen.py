@@ -447,7 +447,8 @@ def failing_guards(guards, code, function, args, constants=()):
                     yield guard, condition.why(value)
                     break
         except Exception as error:
-            yield guard, f"{guard.source or guard} cannot be checked any more: {type(error).__name__}: {error}"
+            words = g.short(error.args[0]) if error.args else ""
+            yield guard, f"{guard.source or guard} cannot be checked any more: {type(error).__name__}: {words}"
 
 
 def value_of(source, namespace: dict, known: dict):

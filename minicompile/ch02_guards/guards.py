@@ -51,13 +51,22 @@ class Condition:
 
 
 def short(value, limit: int = 80) -> str:
-    """repr for messages: never huge, never raises."""
+    """repr for messages: never huge, never raises, and no code of the program."""
     try:
-        text = value.__qualname__ if isinstance(value, (type, types.FunctionType)) else repr(value)
+        text = value.__qualname__ if isinstance(value, (type, types.FunctionType)) else \
+            f"<{type(value).__name__}>" if speaks(value) else repr(value)
     except Exception:
         text = f"<{type(value).__name__}>"
     text = " ".join(text.split())
     return text if len(text) <= limit else text[:limit - 3] + "..."
+
+
+def speaks(value) -> bool:
+    """Whether the repr of an object, or of what it contains, is a function of the program."""
+    function, inside = type(value).__repr__, ()
+    if isinstance(value, (dict, list, tuple, set, frozenset)):
+        inside = (*dict.keys(value), *dict.values(value)) if isinstance(value, dict) else value
+    return type(function) is types.FunctionType and function.__module__.split(".")[0] not in ("torch", "enum") or any(map(speaks, inside))
 
 
 def one(words: str) -> str:

@@ -266,16 +266,21 @@ def bind_attribute(tx, obj, name, found, at=None):
 
 def instance_dict(tx, obj):
     """vars(obj): a dictionary of its attributes, made when somebody asks for it and kept up to date."""
-    items = {}
-    if obj.real is not None:
-        whole = wrap(tx, obj.real.__dict__, part(InstanceDictSource, obj.source))
-        items = entries(tx, whole).copy()
+    if obj.fields is None and obj.real is None:
+        obj.fields = DictVal(owner=obj)
+    elif obj.fields is None:
+        met = id(own_fields(obj.real)) in tx.objects.tracked                # as a dictionary like others
+        whole = wrap(tx, own_fields(obj.real), part(InstanceDictSource, obj.source))
+        if type(whole) is not DictVal or met and (obj.attrs or id(whole) in tx.effects.changed):
+            unsupported(tx, f"the __dict__ of {describe(obj)}, of which one was written to before the other was seen")
+        obj.before = entries(tx, whole).copy()
+        whole.owner, obj.fields = obj, whole
+    items = obj.before.copy()
     for key, v in obj.attrs.items():
         if v is DELETED or key in obj.moved:
             items.pop(key, None)
         if v is not DELETED and type(lookup(obj.cls, key)) is not types.MemberDescriptorType:        # a slot
             items[key] = const(key), v
-    obj.fields = obj.fields or DictVal(owner=obj)
     obj.fields.items = items
     return obj.fields
 

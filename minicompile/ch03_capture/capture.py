@@ -16,6 +16,7 @@
 
 # %%
 import functools
+import itertools
 import re
 import types
 import weakref
@@ -31,11 +32,12 @@ from ..ch01_graphs.graph import graph_module
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.identity import held
-from ..ch02_guards.sources import ClosureCellSource, LocalSource, ModuleAttrSource, path_of
+from ..ch02_guards.sources import ClosureCellSource, InstanceDictSource, LocalSource, ModuleAttrSource, path_of
 from ..errors import SkipFrame, Unsupported, marked
 from . import opcodes, opcodes_calls  # noqa: F401 (they fill tables)
 from .library import builtins_, classes, containers, control_flow, fields, regions, standard, torch_functions  # noqa: F401
 from .library.contexts import close_all, enter_autocast, exit_autocast, set_grad
+from .attributes import own_fields
 from .binding import SUSPENDS
 from .effects import written_storages
 from .epilogue import Epilogue, expression, output_text, pool, refuse_to_leave, source_text, write_effects
@@ -45,7 +47,7 @@ from .interpreter import Frame, StopTrace, has_cleanup, run_instructions
 from .operations import BRANCH_ON_VALUES
 from .library.graph_functions import OPERATORS
 from .tracer import Globals, Tracer, location, step_of
-from .values import Lazy, MISSING, ObjVal, SymVal, TensorVal, UserError, captures, describe
+from .values import DictVal, Lazy, MISSING, ObjVal, SymVal, TensorVal, UserError, captures, describe
 from .wrap import guard_unseen, is_fixed, realize, wrap
 
 
@@ -282,6 +284,8 @@ def guard_aliasing(tx):
         owned = [object.__getattribute__(o, "__dict__") for o in objects]
         if len(set(map(id, owned))) < len(objects):
             raise SkipFrame("two objects have one __dict__, and one of them is written to")
+    if changed:
+        guard_dicts(tx, found)
     groups = [found.get(cls, ()) for cls in tx.classes.told_apart | changed]
     tensors = [v for values in found.values() for v in values if type(v) is TensorVal]
     if written_storages(tx) & {storage_key(v.fake) for v in tensors}:
@@ -293,6 +297,23 @@ def guard_aliasing(tx):
     for group in groups:
         if len(group) > 1:
             tx.guards.add(group[0].source, "NOT_ALIASED", tuple(v.source for v in group[1:]))
+
+
+def guard_dicts(tx, found: dict):
+    """A dictionary that is the `__dict__` of an object, and was not reached through it: two values as well. An argument, or what a local
+    variable held at a graph break, may be that at another call."""
+    dicts = {id(v.real): v for v in found.get(dict, ()) if type(v) is DictVal and v.owner is None}
+    for obj in itertools.chain.from_iterable(found.values()):
+        own = own_fields(obj.real) if type(obj) is ObjVal and obj.cls is not types.ModuleType and (dicts or obj.contents) else None
+        if own is None:
+            continue
+        written = id(obj) in tx.effects.changed
+        twin = obj.contents if own is obj.real else dicts.get(id(own))
+        if twin is not None and (written or id(twin) in tx.effects.changed):
+            raise SkipFrame("an object and its __dict__, and one of them is written to")
+        others = tuple(d.source for d in dicts.values() if type(d.source) is LocalSource and (written or id(d) in tx.effects.changed))
+        if others and obj.fields is None:
+            tx.guards.add(InstanceDictSource(obj.source), "NOT_ALIASED", others)
 
 
 def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:

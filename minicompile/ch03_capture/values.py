@@ -337,13 +337,14 @@ class ByValue:
 class ObjVal(Mutable):
     """Any other object. `real` is the object when it existed before the call; `attrs` are the writes since
     then (DELETED marks a deletion; of what is in `moved` there was one before). For an object made by the trace `real` is None
-    and `attrs` is everything it has."""
+    and `attrs` is everything it has. fields: its `__dict__`, if that was asked for, which had the items `before`."""
     real: Any = None
     cls: type = object
     attrs: dict = field(default_factory=dict)
     moved: set = field(default_factory=set)
     contents: Any = None
     fields: DictVal | None = None
+    before: dict = field(default_factory=dict)
 
 
 @dataclass(eq=False)

@@ -580,3 +580,57 @@ def test_an_attribute_of_a_module_is_deleted():
 
     net = Net()
     assert minicompile.compile(net, backend="eager", fullgraph=True)(torch.ones(2)).tolist() == [6.0, 6.0] and "scale" not in vars(net)
+
+
+# ---- an object and its `__dict__`, which are two paths to one state
+
+class AttributesAreItems(dict):
+    def __init__(self, **items):
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+def through_the_object(o, d, x):
+    o.mode = o.mode + "1"
+    return x + 1, d.get("mode"), list(d), len(d)
+
+
+def through_the_dictionary(o, d, x):
+    before = o.mode
+    d["mode"] = before + "2"
+    return x + 1, o.mode
+
+
+def behind_a_break(o, d, x):
+    mine = o.__dict__
+    print(end="")
+    o.new = 1
+    return x + 1, vars(o) is mine, mine["new"]
+
+
+@pytest.mark.parametrize("function", [through_the_object, through_the_dictionary, behind_a_break])
+def test_an_object_and_its_dictionary(function):
+    compiled = minicompile.compile(function, backend="eager")
+    for make, shared in ((Mode, False), (Mode, True), (Mode, False), (lambda: AttributesAreItems(mode="a"), True)):
+        answers = []
+        for f in (function, compiled):
+            o = make()
+            o.mode = "a"
+            answers.append((f(o, o.__dict__ if shared else {"mode": "b"}, torch.ones(2)), vars(o)))
+        assert repr(answers[0]) == repr(answers[1])
+
+
+def test_the_words_about_a_recompile_run_no_code_of_the_program(caplog):
+    class Loud:
+        def __repr__(self):
+            READ.append("repr")
+            return "loud"
+
+    def f(x, table, key):
+        return x + table[key] if key in table else x * len(table)
+
+    compiled = minicompile.compile(f, backend="eager")
+    READ.clear()
+    for table in ({Loud(): 1}, {}, {Loud(): 1, Loud(): 2}):
+        compiled(torch.ones(2), table, next(iter(table), None))
+    assert not READ
