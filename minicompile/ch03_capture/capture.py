@@ -46,6 +46,7 @@ from .inputs import fixed_marks, guard_counters, guard_sizes
 from .interpreter import Frame, StopTrace, has_cleanup, run_instructions
 from .operations import BRANCH_ON_VALUES
 from .library.graph_functions import OPERATORS
+from .tensors import guard_apart
 from .tracer import Globals, Tracer, location, step_of
 from .values import DictVal, Lazy, MISSING, ObjVal, SymVal, TensorVal, UserError, captures, describe
 from .wrap import guard_unseen, is_fixed, realize, wrap
@@ -294,6 +295,8 @@ def guard_aliasing(tx):
             facts = type(v.real), v.real.dtype, v.real.device, v.real.requires_grad, v.real.dim()
             alike.setdefault((isinstance(v.source, ModuleAttrSource), *facts), []).append(v)
         groups += alike.values()
+    if tx.effects.gradients:
+        guard_apart(tx, {**tx.effects.gradients, **tx.effects.found})
     for group in groups:
         if len(group) > 1:
             tx.guards.add(group[0].source, "NOT_ALIASED", tuple(v.source for v in group[1:]))

@@ -383,6 +383,18 @@ def set_gradient(tx: Tracer, leaf: TensorVal, gradient: AbstractValue):
         unsupported(tx, "a gradient assigned in code that is not run exactly once")
     tx.effects.gradients[leaf] = gradient
 
+
+
+def guard_apart(tx: Tracer, tensors):
+    """`tensors`, those of them that are inputs, are different ones: one that came twice would have one gradient."""
+    alike: dict = {}
+    for t in tensors:
+        if t.source is not None:
+            alike.setdefault((t.cls, t.fake.dtype, t.fake.dim()), []).append(t.source)
+    for source, *others in alike.values():
+        if others:
+            guard(tx, source, "NOT_ALIASED", tuple(others))
+
 # %% [markdown]
 # A shape is a tuple, some of whose items may be symbols. Each symbol that the program asks for is a node of the graph.
 

@@ -40,7 +40,7 @@ from ..ch03_capture.calls import handles, inline_code
 from ..ch03_capture.iterate import unpack
 from ..ch03_capture.operations import METHODS
 from ..ch03_capture.storage import taken_without_gradients
-from ..ch03_capture.tensors import emit, finish_node, gradient_of, set_gradient
+from ..ch03_capture.tensors import emit, finish_node, gradient_of, guard_apart, set_gradient
 from ..ch03_capture.tracer import Tracer, call, guard, location, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, Const, ObjVal, TensorVal, TupleVal
 from ..ch03_capture.wrap import wrap
@@ -172,11 +172,31 @@ def check_leaf(tx: Tracer, leaf: TensorVal):
     """What accumulating into a leaf may do beyond adding and calling hooks is not captured."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         unsupported(tx, "backward() with torch.distributed, where gradients may be reduced as they arrive")
+    check_end(tx, leaf, "backward()")
+
+
+def check_end(tx: Tracer, leaf: TensorVal, call: str):
+    """The history of `leaf` ends in it, also outside of the trace."""
     if leaf.real is None:
         return
     if leaf.real._is_view() or not leaf.real.is_leaf:
-        unsupported(tx, "backward() into a view of another tensor")
+        unsupported(tx, f"{call} into a view of another tensor")
     guard_gradient(tx, leaf, "NOT_A_VIEW", True)
+
+
+def check_history(tx: Tracer, outputs: list, wanted: list):
+    """An input may be another one, or have been computed from it: then the gradient would have to come also by that way."""
+    ends = history_of([o.fake for o in outputs if type(o) is TensorVal])
+    entered = {n for n in ends if type(n).__name__ == "EnterBackward"}
+    leaves = [leaf for n in ends if type(n).__name__ == "AccumulateGrad" and (leaf := tx.tensors.of_fake.get(id(n.variable)))]
+    inputs = [w for w in wanted if type(w) is TensorVal and w.real is not None and (w.fake.is_leaf or w.fake.grad_fn in entered)]
+    for w in inputs:
+        if entered - {w.fake.grad_fn}:
+            unsupported(tx, "torch.autograd.grad() into a tensor that was computed before the compiled function was called")
+    for leaf in leaves if inputs else ():
+        if inputs != [leaf]:
+            check_end(tx, leaf, "torch.autograd.grad()")
+    guard_apart(tx, dict.fromkeys([*inputs, *leaves]) if inputs else ())
 
 
 def guard_gradient(tx: Tracer, tensor: TensorVal, kind: str, expected=None):
@@ -273,7 +293,8 @@ def pass_to_points(walk: Walk, outputs: list, tangents: AbstractValue) -> None:
     here = [p for p in walk.points if any(t.fake.grad_fn in nodes for t in p.after)]
     if any(t.fake.requires_grad and tx.effects.points.get(t.fake.grad_fn) is not p for p in here for t in p.after):
         unsupported(tx, "a tensor with a hook that was written to")
-    wanted = dict.fromkeys([t for t in walk.leaves if is_at(t, nodes)] + [t for p in here for t in p.after if t.fake.requires_grad])
+    leaves = [t for t in walk.leaves if is_one_of(t, outputs) or is_at(t, nodes)]
+    wanted = dict.fromkeys(leaves + [t for p in here for t in p.after if t.fake.requires_grad])
     if wanted:
         stops = [next(t for t in p.after if t.fake.requires_grad) for p in here]
         one_pass(walk, outputs, list(wanted), tangents, stops, nodes)
@@ -335,7 +356,11 @@ def is_at(leaf: TensorVal, nodes) -> bool:
 
 
 def leads_to(tensors: list[TensorVal], leaf: TensorVal) -> bool:
-    return is_at(leaf, history_of([t.fake for t in tensors]))
+    return is_one_of(leaf, tensors) or is_at(leaf, history_of([t.fake for t in tensors]))
+
+
+def is_one_of(leaf: TensorVal, tensors: list[TensorVal]) -> bool:
+    return any(t.fake is leaf.fake for t in tensors)
 
 
 def as_list(tx: Tracer, value: AbstractValue) -> list[AbstractValue]:
@@ -511,6 +536,7 @@ def grad(tx: Tracer, outputs, inputs, grad_outputs=NONE, retain_graph=NONE, crea
     if any(t.fake.grad_fn in history_of([o.fake for o in outputs if type(o) is TensorVal]) for t in tx.effects.retained):
         unsupported(tx, "torch.autograd.grad() where a tensor retains its gradient")
 
+    check_history(tx, outputs, wanted)
     for w in wanted:
         check_wanted(tx, w)
 

@@ -1,5 +1,6 @@
 """Backward inside of the compiled function: gradients, `.grad`, what is freed, and what stays a graph break."""
 import copy
+import itertools
 
 import pytest
 import torch
@@ -308,8 +309,30 @@ def test_what_backward_did_not_free_can_be_differentiated(rung):
     torch.testing.assert_close(net.first.bias.grad, 2 * before)
 
 
+HISTORIES = {"leaf": lambda x, w: x, "activation": lambda x, w: x * w, "view of one": lambda x, w: (x * w)[:], "itself": lambda x, w: w,
+             "view of itself": lambda x, w: w[:], "leaf that is a view": lambda x, w: x.detach()[:].requires_grad_()}
+
+
+@pytest.mark.parametrize("rung", ("aot_eager", "default"))
+@pytest.mark.parametrize("program", (
+    lambda x, w: torch.autograd.grad((x * w).sum(), w), lambda x, w: torch.autograd.grad((x * w).sum(), [x, w]),
+    lambda x, w: torch.autograd.grad((x * w).sum(), x), lambda x, w: ((x * w).sum().backward(), w.grad.clone())[1:],
+), ids=("w", "x and w", "x", "backward"))
+def test_a_gradient_also_comes_by_what_another_input_was_computed_from(program, rung):
+    for first, then in itertools.permutations(HISTORIES, 2):
+        minicompile.reset()
+        compiled = minicompile.compile(program, backend=rung)
+        for kind in (first, then):
+            found = []
+            for function in (compiled, program):
+                x, w = torch.arange(1., 4.).requires_grad_(), torch.full((3,), 3.).requires_grad_()
+                found.append([g.tolist() for g in function(HISTORIES[kind](x, w), w)])
+            assert found[0] == found[1], (first, then, kind)
+
+
 BREAKS = {
     "a tensor that was computed before": lambda net, x, h: (h * net.norm.weight).sum().backward(),
+    "into a tensor that was computed before": lambda net, x, h: torch.autograd.grad((h * net.norm.weight).sum(), net.norm.weight),
     "itself requires a gradient": lambda net, x, h: [net.first(x).square().sum().backward(create_graph=c) for c in (True, False)],
     "second time": lambda net, x, h: [loss.backward() for loss in [net.first(x).square().sum()] * 2],
     "does not require": lambda net, x, h: x.sum().backward(),
