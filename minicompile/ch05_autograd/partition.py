@@ -498,8 +498,8 @@ def private(joint, halves, saved) -> set[fx.Node]:
                 if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), torch.Tensor)]
     times = Counter(memory_of(saved))
     public = {*memory_of(joint.gm.graph.find_nodes(op="placeholder")), *memory_of(halves.outputs)}
-    return {n for n in saved for key in memory_of([n]) if times[key] == 1 and key not in public
-            and any(a.op == "placeholder" for a in with_ancestors([n]))}
+    varying = closure(joint.gm.graph.find_nodes(op="placeholder"), lambda node: node.users)
+    return {n for n in saved for key in memory_of([n]) if times[key] == 1 and key not in public and n in varying}
 
 
 def _backward_graph(joint, halves, saved, copied) -> fx.GraphModule:

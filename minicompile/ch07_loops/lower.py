@@ -103,15 +103,16 @@ def count_readers(g: Lowering, graph: fx.Graph) -> None:
 # A lazy value is evaluated where it is read. `table[indices][:1]` then looks at one index, where eager looks at all of them and raises
 # if one is out of range. The same if the table is made of one number: nothing is read, so nothing can be out of range. What may
 # refuse its numbers is therefore a library call, as in eager, unless everything that it is given will be looked at: each of
-# its elements is read, through operators that read all they are given, and a table is in memory.
+# its elements is read, through operators that read all they are given, and a table is in memory. Rows that are taken from a table
+# are all looked at where they are put into memory.
 
 # %%
 READ_ALL = {*WHOLE, aten.expand.default, aten.flip.default, aten.cat.default, aten.copy_.default}
 
 
-def refusals(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that may refuse and of which not all would be evaluated."""
-    read, found = set(), set()
+def refusals(graph: fx.Graph) -> tuple[set[fx.Node], set[fx.Node]]:
+    """The nodes that may refuse and of which not all would be evaluated: those that are calls, and those that are put into memory."""
+    read, called, stored = set(), set(), set()
     for node in reversed(graph.nodes):
         if any(user.op == "output" or user in read and (
                 user.target not in LOWERINGS and not is_lazy_view(user) or user.target in LOOPS or user.target not in REINDEXING
@@ -119,23 +120,34 @@ def refusals(graph: fx.Graph) -> set[fx.Node]:
             read.add(node)
         if not node.users and has_effect(node):
             read.add(node)
-        if may_refuse(node) and (node not in read or not node.users or node.target in TABLES and not has_rows(node.args[0])):
-            found.add(node)
-    return found
+        if may_refuse(node):
+            if not node.users or (not has_rows(node) if node.target in TABLES else node not in read):
+                called.add(node)
+            elif node not in read:
+                stored.add(node)
+    return called, stored
 
 
 TABLES = {aten.embedding.default, aten.gather.default, aten.index_select.default, aten.index.Tensor}
 
 
-def has_rows(table: fx.Node) -> bool:
-    """Whether reading two rows of it reads two places: it was not made of one number."""
+def has_rows(node: fx.Node) -> bool:
+    """Whether reading two rows of the table reads two places: there are two, and they were not made of one number."""
+    table, where = node.args[0], node.args[1]
+    dims = [0] if node.target is aten.embedding.default else [where] if isinstance(where, int) else \
+        [d for d, i in enumerate(where) if i is not None]
+    return all(present(table.meta["val"].shape[d]) > 1 for d in dims) and is_spread(table)
+
+
+def is_spread(table: fx.Node) -> bool:
+    """Whether all elements have places of their own."""
     while table.target in WHOLE:
         table = table.args[0]
     val = table.meta["val"]
-    spread = all(present(n) > 1 and present(s) != 0 for n, s in zip(val.shape, val.stride()))
+    spread = all(present(n) == 1 or present(s) != 0 for n, s in zip(val.shape, val.stride()))
     given = table.op == "placeholder" or table.target not in LOWERINGS
     return spread and (given or table.target not in REINDEXING and any(
-        n.meta["val"].shape == val.shape and has_rows(n) for n in table.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)))
+        n.meta["val"].shape == val.shape and is_spread(n) for n in table.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)))
 
 # %% [markdown]
 # ## The walk
@@ -156,7 +168,8 @@ def lower(gm: fx.GraphModule, options: Options | None = None) -> Program:
     """
     program = Program([], {}, [], [])
     g = Lowering(options or Options(), program)
-    g.refusals = refusals(gm.graph)
+    g.refusals, stored = refusals(gm.graph)
+    g.wanted |= stored
     count_readers(g, gm.graph)
     g.in_place = in_place_updates(gm.graph)
     copies = []
