@@ -186,7 +186,8 @@ def instance_attribute(tx, obj, name, found):
             lookup(obj.cls, "__getattr__") is not MISSING
         at = at and (ItemSource(InstanceDictSource(obj.source), name) if runs else FieldSource(obj.source, name))
         return wrap(tx, fields[name], at)
-    return shared_attribute(tx, obj, name, found, at)
+    own = python_method(obj.cls, "__getattribute__")         # which would be run once more to read it at `at`
+    return shared_attribute(tx, obj, name, found, at if own is None else None)
 
 
 def shared_attribute(tx, obj, name, found, at=None):

@@ -473,6 +473,19 @@ class Owner:
         return 3
 
 
+class Watched:
+    mode = [1]
+
+    def __getattribute__(self, name):
+        if not name.startswith("__"):
+            READ.append(name)
+        return object.__getattribute__(self, name)
+
+    def method(self, x):
+        print(end="")
+        return x + self.mode[0]
+
+
 class Slots:
     __slots__ = "full", "empty", "__dict__"
 
@@ -521,6 +534,10 @@ def slots(o, x):
     return x + o.empty, o.other, vars(o)
 
 
+def watched(o, x):
+    return o.method(x), o.mode
+
+
 def mode_of_its_own(number):
     o = Mode()
     if number % 2:
@@ -543,7 +560,7 @@ def with_slots(number):
 
 @pytest.mark.parametrize("function, make, whole", [
     (own_attributes, owner, True), (deleted_and_written, mode_of_its_own, True), (deleted, lambda n: mode_of_its_own(1), True),
-    (invalidated, owner, True), (slots, with_slots, False)])
+    (invalidated, owner, True), (watched, lambda n: Watched(), False), (slots, with_slots, False)])
 def test_what_an_object_has_of_its_own(function, make, whole):
     """A guard that reads an attribute runs no code of the class, as `obj.name` would where the object has none of its own."""
     compiled = minicompile.compile(function, backend="eager", fullgraph=whole)
