@@ -288,6 +288,14 @@ def wrap_result(tx, node, result) -> AbstractValue:
 # name, until it is called.
 
 # %%
+def said_by(tx: Tracer, tensor: torch.Tensor, name: str):
+    """An attribute. Of a view that a write to its base has made invalid, a question for its history is an error."""
+    try:
+        return getattr(tensor, name)
+    except RuntimeError as error:
+        unsupported(tx, f"{name}: {str(error).splitlines()[0]}")
+
+
 def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
     fake, real, cls = tensor.fake, tensor.real, tensor.cls
     if name == "shape":
@@ -313,8 +321,7 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
         reason = f"{name} of an input that the graph has written to"
         check_unused(tx, tensor, reason)
         unsupported(tx, reason)
-    if name == "grad_fn" and (real if real is not None else fake).grad_fn is not None:
-        node = (real if real is not None else fake).grad_fn
+    if name == "grad_fn" and (node := said_by(tx, real if real is not None else fake, name)) is not None:
         guard(tx, part(AttrSource, tensor.source, name), "TYPE_MATCH", type(node))
         return ObjVal(real=node, cls=type(node))
     if name == "grad" and (tensor.is_leaf or tensor in tx.effects.retained or tensor in tx.effects.gradients):
@@ -322,9 +329,9 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
     if name == "retains_grad" and (tensor.is_leaf or real is None):
         return const(tensor in tx.effects.retained)
     if real is not None and name in READ_FROM_INPUT:
-        return wrap(tx, getattr(real, name), AttrSource(tensor.source, name))
+        return wrap(tx, said_by(tx, real, name), AttrSource(tensor.source, name))
     if name in ("is_leaf", "grad_fn"):
-        return const(getattr(fake, name))
+        return const(said_by(tx, fake, name))
     found = class_lookup(cls, name)
     if found is MISSING and real is not None and name in real.__dict__:
         return wrap(tx, real.__dict__[name], AttrSource(tensor.source, name))
