@@ -114,6 +114,8 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
         unsupported(tx, "whether a tensor is a lazy conjugate, which its fake does not know")
     if name in ("is_neg", "resolve_neg") and any(f.meta.is_neg() for f in fakes):
         unsupported(tx, "whether a tensor is a lazy negative, which its fake does not know")
+    if name == "_is_view" and tx.tensors.of_fake[id(fakes[0])].real is not None:
+        unsupported(tx, "whether an input is a view, which its fake does not know")
     result = run_fake(tx, op, target, fake_args, fake_kwargs)
     if name in STRIDED:
         check_strided(tx, name, fakes[0], result, len(fx_args) + len(fx_kwargs) > 3 or "scatter" in name)

@@ -206,7 +206,8 @@ class Inputs:
             return "one of its inputs is not alive any more"
         if any(version_of(found[i]) != version for i, version in zip(self.watched, versions) if i not in rewritten):
             return "one of its inputs was modified in place since"
-        return [found[i].clone() if i in rewritten else found[i] for i in range(self.count)]
+        return [found[i].clone() if i in rewritten or isinstance(found[i], torch.Tensor) and found[i].is_inference() else found[i]
+                for i in range(self.count)]             # what was made in inference mode cannot be saved
 
 
 # %% [markdown]

@@ -3054,6 +3054,14 @@ def test_numbers_that_are_written_are_not_known():
             assert minicompile.compile(function, backend="eager")(x).equal(function(x)), function.__name__
 
 
+def test_whether_an_input_is_a_view():
+    def asked(x):
+        return x._is_view() + x
+    fast = minicompile.compile(asked)
+    for x in (torch.ones(2), torch.ones(2, 2)[0], (torch.ones(3).requires_grad_() * 2)[1:]):
+        assert torch.equal(fast(x), asked(x))
+
+
 @pytest.mark.parametrize("f", [lambda x: torch._neg_view(x).is_neg() + x, lambda x: torch._neg_view(x).resolve_neg().is_neg() + x,
                                lambda x: x.is_neg() + x])
 def test_whether_a_tensor_is_a_lazy_negative(f):

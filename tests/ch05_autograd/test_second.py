@@ -132,6 +132,21 @@ def test_second_and_third_derivatives(f):
     torch.testing.assert_close(seen[half:], seen[:half])
 
 
+@pytest.mark.parametrize("rung", ("aot_eager", "cpp"))
+def test_an_input_that_was_made_in_inference_mode(rung):
+    with torch.inference_mode():
+        k = torch.full((3,), 2.)
+
+    def f(x, k):
+        return x.sin() * x, k * 2
+    found = []
+    for f in (f, minicompile.compile(f, backend=rung)):
+        x = torch.arange(3.).requires_grad_()
+        slope, = torch.autograd.grad(f(x, k)[0].sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), x))
+    torch.testing.assert_close(*found)
+
+
 def second(f, x, tangent):
     x = x.clone().requires_grad_()
     y = f(x)
