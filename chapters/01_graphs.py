@@ -366,11 +366,12 @@ in_all(filtered, image, torch.randn(3, 3, 1, 1), say=strides_of)
 # generates code that reads element (0, 0, 0, 1) at address 1, where the library has put another channel. The
 # result has the right shape and wrong numbers.
 #
-# So the answer of a meta kernel is corrected, for the few operators for which it has to be. Pointwise operators borrow the answer
-# of `add`, whose meta kernel is exact, where an operand was expanded (`_any_broadcasts`). The other corrections are rules for single
-# operators, registered in tables. A convolution has the order of its operands, and for a Fourier transform the kernel is asked. The
-# kernel of `x[indices]` runs over the shape of its result like a pointwise one, and the rule makes the operands that it would have
-# as such:
+# So the answer of a meta kernel is corrected where it has to be. The corrections are
+# registered in tables. A convolution has the order of its operands, and for a Fourier transform the kernel is asked. All
+# elementwise operators share one rule (`elementwise_strides`): a result keeps what its operands have in common, and otherwise
+# they are asked in turn which of two dimensions is the faster one. `_takes_part` tells which arguments count as operands.
+# A copy follows the same rule alone. The kernel of `x[indices]` runs over the shape of its result like an elementwise one, and
+# `_indexed` makes the operands that it would have as such:
 #
 # %show minicompile.ch01_graphs.corrections.true_form
 #

@@ -2,8 +2,9 @@
 # # Where meta kernels are wrong
 #
 # A generated kernel writes its result where the fake says, so the fake's strides have to be eager's, or a
-# later `view` works in one and fails in the other. A few meta kernels are wrong about them. What pointwise kernels have in common
-# is here; rules for single operators are in `rules/forms.py`.
+# later `view` works in one and fails in the other. That includes the strides of dims of size 1, which address nothing: the next
+# operator may ask them for an order. What elementwise kernels and copies have in common is here; rules for single operators are
+# in `rules/forms.py`.
 
 # %%
 import contextlib
@@ -12,6 +13,7 @@ import functools
 import torch
 
 from ..tables import Table
+from .layouts import contiguous_strides, copied_strides, elementwise_strides, present
 
 
 @contextlib.contextmanager
@@ -22,45 +24,58 @@ def outside():
 
 
 # %% [markdown]
-# Most pointwise kernels share one rule for the order of dims in the result: the operands are asked in turn,
-# and one in which a dim is broadcast has no opinion about it. Meta kernels written in Python only approximate
-# it.
+# Meta kernels, many of them in Python, renew the strides of dims of size 1, and go their own way where an operand is expanded. The rule of
+# the kernels is in `layouts.py`, so an operator need only say which operands take part: all tensors, and a number where the kernel makes
+# a tensor without dims of it. On a CPU a tensor of another dtype than that of the computation is copied first.
 
 # %%
-def _any_broadcasts(operands) -> bool:
-    """Is there an expanded dim, and another operand? Meta kernels in Python first convert halves to float32, and a converted
-    tensor is expanded no more: it has an opinion then about the order of dims, which the real kernel does not ask for."""
-    tensors = [x for x in operands if isinstance(x, torch.Tensor)]
-    return len(tensors) > 1 and any(type(n) is int and n > 1 and stride == 0 for t in tensors for n, stride in zip(t.shape, t.stride()))
+def restrided(out, strides):
+    """`out`, lying so."""
+    same = tuple(map(present, out.stride())) == tuple(map(present, strides))
+    return out if same else torch.empty_strided(out.shape, strides, dtype=out.dtype, device="meta")
 
 
-# %% [markdown]
-# The rule is not written down here. It is asked: meta tensors with the strides of the operands, all of one dtype
-# so that no promotion interferes, are added, and the sum has the strides that any pointwise kernel would choose.
-# With one operand, `neg` takes the place of `add`, and with three `addcmul`: of three operands the kernel asks the third
-# where the first two are both expanded, while the sum of those two would not be expanded. If the shapes differ from
-# those of `out`, the operator was no plain pointwise one, and its own answer stays.
-
-# %%
-PLAIN_KERNELS = {1: torch.neg, 2: torch.add, 3: torch.addcmul}
+def row_by_row(out, *_):
+    return restrided(out, contiguous_strides(out.shape))
 
 
-def pointwise_layout(out, operands):
-    tensors = [x for x in operands if isinstance(x, torch.Tensor)]
-    if not tensors:
+def like_a_copy(out, x, *_):
+    """As a copy of `x`; what is reduced has another shape."""
+    return restrided(out, copied_strides(x.shape, x.stride())) if out.shape == x.shape else out
+
+
+def elementwise(out, *operands):
+    """As by a kernel for these tensors and numbers."""
+    if not isinstance(out, torch.Tensor) or out.dim() == 0:
         return out
-    with with_symbols_or_outside(out, *tensors):
-        tensors = [torch.empty_strided(t.shape, t.stride(), device="meta") for t in tensors]     # of one dtype
-        like = PLAIN_KERNELS[len(tensors)](*tensors) if len(tensors) in PLAIN_KERNELS else functools.reduce(torch.add, tensors)
-        if like.shape != out.shape:
-            return out
-        return torch.empty_strided(out.shape, like.stride(), dtype=out.dtype, device="meta")
+    forms = [(x.shape, x.stride()) if isinstance(x, torch.Tensor) else ((), ()) for x in operands]
+    return restrided(out, elementwise_strides(out.shape, forms))
 
 
-def with_symbols_or_outside(*tensors):
-    """Sizes that are symbols need the Python dispatcher; numbers need nothing of ours."""
-    symbolic = any(isinstance(s, torch.SymInt) for t in tensors for s in (*t.shape, *t.stride()))
-    return torch._C._EnablePythonDispatcher() if symbolic else outside()
+def as_promoted(operands, dtype) -> list:
+    """The operands, as they are copied before they are read."""
+    return [torch.empty_strided(x.shape, copied_strides(x.shape, x.stride()), dtype=dtype, device="meta")
+            if isinstance(x, torch.Tensor) and x.dtype != dtype and x.dim() else x for x in operands]
+
+
+def _promoted_together(out, operands) -> list:
+    """The same on a CPU, unless real numbers become complex ones or the other way round."""
+    dtypes = [x.dtype for x in operands if isinstance(x, torch.Tensor)]
+    dtype = functools.reduce(torch.promote_types, dtypes) if out.dtype is torch.bool else out.dtype
+    return as_promoted(operands, dtype) if any(d.is_complex is dtype.is_complex for d in dtypes) else operands
+
+
+OPERANDS = Table()                      # the places of what takes part, where tag and schema do not tell (`rules/forms.py`)
+COPYING: set = set()                    # copies of the first operand, of which some elements are written then
+
+
+@functools.cache
+def _takes_part(func) -> list[int] | None:
+    """The places of the operands of an elementwise kernel, in the order in which it asks them."""
+    if func in OPERANDS or func._schema.is_mutable or torch.Tag.pointwise not in func.tags:
+        return OPERANDS.get(func)
+    kinds = "Tensor", "Optional[Tensor]", *["number"] * ("calar" in func._schema.overload_name)
+    return [i for i, a in enumerate(func._schema.arguments) if str(a.type) in kinds and not a.kwarg_only]
 
 
 # %% [markdown]
@@ -71,9 +86,13 @@ def with_symbols_or_outside(*tensors):
 FORMS, CPU_FORMS = Table(), Table()      # operator -> function(out, *operands): on all devices, and on a CPU (`rules/forms.py`)
 
 
-def true_form(func, out, operands, device):
+def true_form(func, out, operands, kwargs, device):
     """`out`, the answer of a meta kernel, as the kernel of the device would give it."""
-    if torch.Tag.pointwise in func.tags and not func._schema.is_mutable and _any_broadcasts(operands):
-        return pointwise_layout(out, operands)
-    form = device.type == "cpu" and CPU_FORMS.get(func) or FORMS.get(func)
-    return form(out, *operands) if form else out
+    if (form := device.type == "cpu" and CPU_FORMS.get(func) or FORMS.get(func)) is not None:
+        return form(out, *operands)
+    if func in COPYING:
+        return like_a_copy(out, operands[0]) if kwargs.get("memory_format") in (None, torch.preserve_format) else out
+    if (places := _takes_part(func)) is not None:
+        taken = [operands[i] for i in places if i < len(operands) and operands[i] is not None]
+        return elementwise(out, *(_promoted_together(out, taken) if device.type == "cpu" else taken))
+    return out

@@ -102,6 +102,77 @@ def each_has_its_place(t: torch.Tensor) -> bool:
 
 
 # %% [markdown]
+# Where does a kernel put its result? An elementwise one keeps what its operands have in common: rows after rows, channels last, or
+# just the same strides, which settles those of dims of size 1, too. Where they have nothing in common, the operands are asked
+# in turn which of two dims is the faster one. A dim in which one is broadcast has no opinion, and rows after rows is what is left.
+# With one operand that has gaps this is also the order of a copy. All of it is decided by the sizes of the present call.
+
+# %%
+def strides_in_order(sizes, dims, least: int = 1) -> tuple:
+    """Strides without gaps, where `dims` names the dims from the fastest to the slowest. least: what a size counts for at least."""
+    strides, step = [0] * len(sizes), 1
+    for d in dims:
+        strides[d] = step
+        step = step * (max(sizes[d], least) if isinstance(sizes[d], int) else sizes[d])
+    return tuple(strides)
+
+
+def _lies_in_order(sizes, strides, dims) -> bool:
+    """Are these such strides, as far as an address depends on them? Those of an empty tensor are."""
+    expected = strides_in_order(sizes, dims)
+    return 0 in sizes or all(n == 1 or s == t for n, s, t in zip(sizes, strides, expected))
+
+
+def _by_stride(strides) -> list[int]:
+    return sorted(range(len(strides)), key=strides.__getitem__)
+
+
+def _by_opinion(sizes, operands) -> list[int]:
+    """Dims from the fastest to the slowest."""
+    strides = [[0] * (len(sizes) - len(own)) + [0 if n == 1 != size else s for n, s, size in zip(own, steps, sizes[len(sizes) - len(own):])]
+               for own, steps in operands]
+
+    def slower(a, b) -> int:
+        for steps in strides:
+            if steps[a] and steps[b] and (difference := steps[a] - steps[b] or sizes[a] > sizes[b]):
+                return difference
+        return 0
+    dims = list(reversed(range(len(sizes))))
+    for place in range(1, len(dims)):
+        for before in reversed(range(place)):
+            if (opinion := slower(dims[before], dims[place])) < 0:
+                break
+            if opinion > 0:
+                dims[before], dims[place], place = dims[place], dims[before], before
+    return dims
+
+
+def _now(numbers) -> tuple:
+    return tuple(map(present, numbers))
+
+
+def elementwise_strides(sizes, operands) -> tuple:
+    """Where an elementwise kernel puts a result of these sizes. operands: (sizes, strides) of each, numbers among them."""
+    now, forms = _now(sizes), [(_now(own), _now(strides)) for own, strides in operands]
+    rows = range(len(sizes))[::-1]
+    if all(own == now for own, _ in forms):
+        for order in (rows, (1, 3, 2, 0))[:1 + (len(sizes) == 4)]:
+            if all(_lies_in_order(now, strides, order) for _, strides in forms):
+                return strides_in_order(sizes, order)
+        first = forms[0][1]
+        if all(strides == first for _, strides in forms) and _lies_in_order(now, first, _by_stride(first)):
+            return tuple(operands[0][1])
+    dims = _by_opinion(now, forms)
+    return strides_in_order(sizes, dims, dims == list(rows))
+
+
+def copied_strides(sizes, strides) -> tuple:
+    """Those of a copy that may lie as it likes: of a tensor without gaps its own."""
+    now, steps = _now(sizes), _now(strides)
+    return tuple(strides) if _lies_in_order(now, steps, _by_stride(steps)) else strides_in_order(sizes, _by_opinion(now, [(now, steps)]))
+
+
+# %% [markdown]
 # Strides of a tensor with symbolic sizes follow from what they are now. In a dense tensor each stride is the
 # product of the sizes inside of it, and varies with them; a stride that is larger, as that of `buffer[:,
 # :n]`, is that of some other memory, and a number. The pattern found here is guarded (chapter 2): a stride

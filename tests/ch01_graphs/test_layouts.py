@@ -4,10 +4,11 @@ import random
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import minicompile
+from minicompile.ch01_graphs.corrections import COPYING, FORMS
 from minicompile.ch01_graphs.fake import FakeMode
-from minicompile.ch01_graphs.rules.forms import POINTWISE, WITH_NUMBER
 from minicompile.errors import Unsupported
 
 aten = torch.ops.aten
@@ -28,7 +29,8 @@ def check(op, *args):
     assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype), (op, args)
 
 
-@pytest.mark.parametrize("op", sorted(POINTWISE - {aten.div.Tensor_mode, aten.native_dropout_backward.default}, key=str))
+@pytest.mark.parametrize("op", [aten.copysign.Tensor, aten.logical_and.default, aten.xlogy.Tensor, aten.special_xlog1py.default,
+                                aten.floor_divide.default, aten.logaddexp.default, aten.heaviside.default])
 def test_pointwise(op):
     for order in itertools.permutations(range(3)):
         a, same, flat = strided((3, 4, 6), order), torch.ones(3, 4, 6), strided((4, 6), (1, 0))
@@ -56,7 +58,9 @@ def test_expanded_operands(dtype):
     check(lambda x: x.tile(2), square)
 
 
-@pytest.mark.parametrize("op", sorted(WITH_NUMBER, key=str))
+@pytest.mark.parametrize("op", [getattr(getattr(aten, name), kind) for kind, names in {
+    "Tensor": "add sub mul div", "Scalar": "add sub mul div rsub remainder fmod floor_divide copysign eq ne lt le gt ge bitwise_and "
+    "bitwise_or bitwise_xor"}.items() for name in names.split()])
 def test_a_tensor_with_dims_of_size_one_and_a_number(op):
     """Such dims may have any stride, and kernels differ in what they make of it."""
     choose, differ = random.Random(0), 0
@@ -70,6 +74,121 @@ def test_a_tensor_with_dims_of_size_one_and_a_number(op):
     assert differ                                   # else the meta kernel is right, and nothing is needed here
 
 
+def form(choose, sizes):
+    """Strides: in any order, with gaps, expanded; those of dims of size 1 are whatever they like."""
+    dims, strides, step, kind = list(range(len(sizes))), [0] * len(sizes), 1, choose.choice(["rows", "dense", "gaps", "expanded", "last"])
+    if kind != "rows":
+        choose.shuffle(dims)
+    for d in (1, 3, 2, 0) if kind == "last" and len(sizes) == 4 else dims[::-1]:
+        strides[d], step = step, step * max(sizes[d], 1) * (choose.choice([1, 2]) if kind == "gaps" else 1)
+        if sizes[d] == 1 and choose.random() < 0.4:
+            strides[d] = choose.choice([0, 1, 2, 7, 100])
+        elif kind == "expanded" and choose.random() < 0.4:
+            strides[d] = 0
+    return tuple(sizes), tuple(strides)
+
+
+def forms(choose, count):
+    """Of operands that can be broadcast."""
+    first = form(choose, [choose.choice([0, 1, 1, 1, 2, 2, 3]) for _ in range(choose.randint(1, 4))])
+
+    def other():
+        sizes = [n if choose.random() < 0.75 else 1 for n in first[0]]
+        return choose.choice([first, form(choose, first[0]), form(choose, sizes), form(choose, sizes[len(sizes) > 1:])])
+    return [first, *(other() for _ in range(count - 1))]
+
+
+def argument(a, tensors, dtype):
+    kind = str(a.type)
+    if kind == "Tensor":
+        return tensors.pop(0)
+    if kind in ("number", "float", "Optional[number]", "Optional[float]"):
+        return 0.5 if dtype.is_floating_point else 2
+    return {"bool": False, "int": 0, "List[int]": [0], "Optional[str]": "trunc", "str": "none"}.get(kind)
+
+
+def stride_differences(op, choose, count=10, mixed=()):
+    """(number of comparisons, those that differ) of an operator on random forms. mixed: dtypes of its later operands."""
+    differ, compared, kinds = [], 0, [str(a.type) for a in op._schema.arguments]
+    if torch.Tag.nondeterministic_seeded in op.tags or any(k in ("List[Tensor]", "Device", "Generator") for k in kinds):
+        return 0, []
+    for dtype in (torch.float32, torch.int64, torch.bool):
+        for _ in range(count):
+            tensors = [torch.ones(1000, dtype=choose.choice(mixed) if i and mixed else dtype).as_strided(*form)
+                       for i, form in enumerate(forms(choose, kinds.count("Tensor") or 1))]
+            pool = list(tensors)
+            args = [argument(a, pool, dtype) for a in op._schema.arguments if not a.kwarg_only]
+            mode = FakeMode()
+            try:
+                wanted = pytree.tree_leaves(op(*args))
+                with mode:
+                    got = pytree.tree_leaves(op(*[mode.from_real(a) if isinstance(a, torch.Tensor) else a for a in args]))
+            except (RuntimeError, IndexError, NotImplementedError, TypeError, Unsupported):
+                continue
+            compared += 1
+            for x, y in zip(wanted, got):
+                if isinstance(x, torch.Tensor) and x.stride() != y.stride():
+                    differ.append(([(t.shape, t.stride(), t.dtype) for t in tensors], x.stride(), y.stride()))
+        if compared:
+            break
+    return compared, differ
+
+
+def operators_of_strides():
+    """Elementwise operators, and those of which corrections say where their results lie; but those that consist of a few others."""
+    composed = aten.mvlgamma.default, aten.linalg_vector_norm.default, aten.ldexp.Tensor, aten.native_dropout_backward.default
+    packets = [getattr(aten, name) for name in dir(aten) if not name.startswith("__") or name.endswith("shift__")]
+    every = [getattr(packet, name) for packet in packets if hasattr(packet, "overloads") for name in packet.overloads()]
+    return [op for op in every if (torch.Tag.pointwise in op.tags or op in FORMS or op in COPYING) and op not in composed
+            and not op._schema.is_mutable and not any(a.is_out for a in op._schema.arguments)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mixed", [(), (torch.float64, torch.bfloat16, torch.int32)])
+def test_strides_of_results_where_sizes_are_0_and_1(mixed, count=8):
+    """The strides of such dims address nothing, and decide how later results lie and which views there are. To search
+    longer: `python -c "from tests.ch01_graphs.test_layouts import *; test_strides_of_results_where_sizes_are_0_and_1((), 500)"`."""
+    found, compared = {}, 0
+    for op in operators_of_strides():
+        number, differ = stride_differences(op, random.Random(str(op)), count, mixed)
+        compared += number
+        if differ:
+            found[str(op)] = differ[0]
+    assert not found and compared > 150 * count, (compared, found)
+
+
+FORMATS = [torch.preserve_format, torch.contiguous_format, torch.channels_last]
+COPIES = {"clone": lambda x, form: x.clone(memory_format=form), "to": lambda x, form: x.to(torch.float64, memory_format=form),
+          "like": lambda x, form: torch.empty_like(x, memory_format=form),
+          "copy": lambda x, form: x.to(x.dtype, copy=True, memory_format=form),
+          "rot90": lambda x, form: torch.rot90(x, FORMATS.index(form), (1, 2)), "in place": lambda x, form: x.clone().add_(1).sub(x),
+          "diag_embed": lambda x, form: torch.diag_embed(x, FORMATS.index(form)), "roll": lambda x, form: x.roll(FORMATS.index(form), 1),
+          "empty shuffle": lambda x, form: torch.pixel_unshuffle(x[..., :1, :0].repeat(1, 1, 6, 1), 1 + FORMATS.index(form)),
+          "masked_fill": lambda x, form: x.masked_fill(x > 0, 1.0), "where": lambda x, form: torch.where(x > 0, x, 1.0),
+          "index_put": lambda x, form: x.index_put((torch.arange(0),), x[:0]), "renorm": lambda x, form: x.renorm(2, 0, 1.0)}
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32,) * 2, (torch.float32, torch.bfloat16), (torch.int64, torch.float32)])
+@pytest.mark.parametrize("op", [aten.where.self, aten.masked_fill.Tensor])
+def test_a_condition_is_asked_as_it_is(op, dtypes):
+    """And choices of two dtypes as they are copied."""
+    choose = random.Random(0)
+    for _ in range(200):
+        condition, x, y = (torch.ones(1000, dtype=dtype).as_strided(*form) for form, dtype in zip(forms(choose, 3), (torch.bool, *dtypes)))
+        check(op, *((condition, x, y) if op is aten.where.self else (x, condition, torch.tensor(1.0).to(x.dtype))))
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_strides_of_copies(name):
+    choose, mode = random.Random(name), FakeMode()
+    for memory_format, _ in itertools.product(FORMATS, range(25)):
+        x = torch.ones(1000).as_strided(*form(choose, [choose.choice([0, 1, 1, 2, 3]) for _ in range(4)]))
+        wanted = COPIES[name](x, memory_format)
+        with mode:
+            got = COPIES[name](mode.from_real(x), memory_format)
+        assert (got.shape, got.stride()) == (wanted.shape, wanted.stride()), (x.shape, x.stride(), memory_format)
+
+
 def test_index():
     for order in itertools.permutations(range(3)):
         x, i = strided((3, 4, 6), order), torch.zeros(5, 2, dtype=torch.long)
@@ -77,6 +196,16 @@ def test_index():
             for places in ([index], [None, index], [index, index], [None, index, index], [index, None, index]):
                 check(aten.index.Tensor, x, places)
     check(aten.index.Tensor, torch.ones(33, 17).diagonal(), [torch.zeros(17, 33, dtype=torch.long).t()])
+
+
+def test_index_where_sizes_are_1():
+    choose = random.Random(0)
+    for _ in range(1500):
+        x = torch.ones(1000).as_strided(*form(choose, [choose.choice([1, 1, 2, 3]) for _ in range(choose.randint(1, 4))]))
+        index = [torch.zeros(1000, dtype=torch.long).as_strided(*f) for f in forms(choose, 2) if 0 not in f[0]]
+        places = [choose.choice([None, *index]) for _ in range(choose.randint(1, x.dim()))]
+        if any(i is not None for i in places):
+            check(aten.index.Tensor, x, places)
 
 
 def test_integers_that_require_gradients():

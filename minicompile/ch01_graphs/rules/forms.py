@@ -1,15 +1,16 @@
 # %% [markdown]
 # # Results as kernels give them
 #
-# Convolutions and batch norms prefer channels last, pointwise kernels have a rule of their own, LAPACK and the Fourier transforms
-# have orders of theirs. A group norm of halves with float32 parameters, as autocast leaves it on a CPU, is here for its dtypes.
+# Convolutions and batch norms prefer channels last, LAPACK and the Fourier transforms have orders of their own. A group norm of halves
+# with float32 parameters, as autocast leaves it on a CPU, is here for its dtypes.
 
 # %%
 import functools
 
 import torch
 
-from ..corrections import CPU_FORMS, FORMS, outside, pointwise_layout, with_symbols_or_outside
+from ..corrections import COPYING, CPU_FORMS, FORMS, OPERANDS, as_promoted, elementwise, like_a_copy, outside, restrided, row_by_row
+from ..layouts import copied_strides, strides_in_order
 from ..symbolic import present
 
 aten = torch.ops.aten
@@ -18,7 +19,7 @@ aten = torch.ops.aten
 def _channels_last(t: torch.Tensor) -> bool:
     """Do the strides say that channels vary fastest? Strides that could mean either count as row-major. Symbolic
     ones are asked as they are in the present call: their order is a guard."""
-    if t.dim() not in (4, 5):
+    if t.dim() not in (4, 5) or present(t.stride(1)) == 0:
         return False
     sizes, strides = tuple(map(present, t.shape)), tuple(map(present, t.stride()))
     smallest = 0
@@ -40,12 +41,13 @@ def _convolution_layout(out, x, weight, *_):
     return torch.empty(out.shape, dtype=out.dtype, device="meta", memory_format=form)
 
 
-def _batch_norm_layout(out, x, *_):
+def _rows_or_channels_last(out, x, *_):
     """Channels last if `x` lies so, and otherwise row by row; meta kernels keep the order of `x`, whatever it is."""
-    if out[0] is None:
-        return out
-    form = (torch.channels_last if x.dim() == 4 else torch.channels_last_3d) if _channels_last(x) else torch.contiguous_format
-    return torch.empty(out[0].shape, dtype=out[0].dtype, device="meta", memory_format=form), *out[1:]
+    return restrided(out, strides_in_order(out.shape, (1, *range(out.dim() - 1, 1, -1), 0))) if _channels_last(x) else row_by_row(out)
+
+
+def _batch_norm_layout(out, x, *_):
+    return out if out[0] is None else (_rows_or_channels_last(out[0], x), *out[1:])
 
 
 def _column_major(out, position):
@@ -69,52 +71,44 @@ def _ask_the_kernel(op):
 
 
 # %% [markdown]
-# Of pointwise operators `add` has an exact meta kernel, so these borrow its answer.
+# What is peculiar to elementwise operators and to copies.
 
 # %%
-POINTWISE = {aten.copysign.Tensor, aten.logical_and.default, aten.logical_or.default,
-             aten.logical_xor.default, aten.xlogy.Tensor, aten.special_xlog1py.default,
-             aten.div.Tensor_mode, aten.floor_divide.default,
-             aten.logaddexp.default, aten.logaddexp2.default, aten.heaviside.default,
-             aten.native_dropout_backward.default}
-
-# The strides of dims of size 1 are free, and kernels of a tensor and a number choose others than meta kernels
-# do. With the number in a 0-dim tensor the two agree.
-WITH_NUMBER = {getattr(getattr(aten, name), kind) for kind, names in {
-    "Tensor": "add sub mul div", "Scalar": "add sub mul div rsub remainder fmod floor_divide copysign eq ne "
-    "lt le gt ge bitwise_and bitwise_or bitwise_xor"}.items() for name in names.split()}
-
-
-def _as_add(out, *operands):
-    return pointwise_layout(out, [x if isinstance(x, torch.Tensor) else torch.empty((), device="meta") for x in operands[:2]])
-
-
-def _as_add_of_number(out, *operands):
-    return _as_add(out, *operands) if any(type(s) is int and s == 1 for s in out.shape) else out
+OPERANDS.update({
+    **dict.fromkeys([aten.hardswish.default, aten.pow.Tensor_Scalar], [0]),
+    **dict.fromkeys([aten.complex.default, aten.polar.default, aten.floor_divide.default, aten.floor_divide.Scalar, aten.mse_loss.default,
+                     aten.smooth_l1_loss.default, aten._prelu_kernel.default, aten.lerp.Scalar], [0, 1]),
+    **dict.fromkeys([aten.threshold_backward.default, aten.rsub.Tensor], [1, 0]),
+})
+COPYING |= {getattr(getattr(aten, name), kind or "default") for name, _, kind in (name.partition(".") for name in (
+    "clone _to_copy empty_like full_like zeros_like ones_like zero fill.Scalar fill.Tensor conj_physical deg2rad rad2deg hardtanh "
+    "nan_to_num flip index_fill.int_Scalar index_fill.int_Tensor index_put binary_cross_entropy").split())}
 
 
 # %% [markdown]
-# `x[indices]` is pointwise in disguise. Its kernel runs over the shape of the *result*, and reads `x` and the
+# `x[indices]` is elementwise in disguise. Its kernel runs over the shape of the *result*, and reads `x` and the
 # index tensors as if they had that shape. The function builds just these operands: a tensor with the strides of
 # `x` in the dimensions that are not indexed, and 0, the stride of a broadcast dimension, where the indices'
-# dimensions are. The index tensors get dimensions of size 1 behind their own.
+# dimensions are. The index tensors get dimensions of size 1 around their own.
 
 # %%
-def _index_operands(x, indices, out):
-    """`x[indices]` is a pointwise kernel over the shape of its result: `x` is broadcast along the indices,
+def _indexed(out, x, indices):
+    """`x[indices]` is an elementwise kernel over the shape of its result: `x` is broadcast along the indices,
     and they along the other dims. Indexed dims that are not neighbours move to the front."""
     places = [d for d, index in enumerate(indices) if index is not None]
     if not places:
-        return ()
+        return out
     kept = [d for d in range(x.dim()) if d not in places]
     first = places[0] if places[-1] - places[0] < len(places) else 0
     count = out.dim() - len(kept)
     strides = [x.stride(d) for d in kept]
-    with with_symbols_or_outside(out, x, *(i for i in indices if i is not None)):
+    symbolic = any(isinstance(s, torch.SymInt) for t in (out, x, *indices) if t is not None for s in (*t.shape, *t.stride()))
+    with torch._C._EnablePythonDispatcher() if symbolic else outside():
         strides[first:first] = [0] * count
         broadcast = torch.empty(0, device="meta").as_strided(out.shape, strides)
-        after = (1,) * (len(kept) - first)
-        return [broadcast, *(i.reshape((*i.shape, *after)) for i in indices if i is not None)]
+        before, after = (1,) * first, (1,) * (len(kept) - first)
+        spread = torch.broadcast_tensors(*(i for i in indices if i is not None))
+        return elementwise(out, broadcast, *(i.reshape((*before, *i.shape, *after)) for i in spread))
 
 
 # %% [markdown]
@@ -148,9 +142,7 @@ def _of_one_row(out, x, target, *_):
     return (loss, *rest) if rest else loss
 
 
-
-
-def _promoted_together(out, tensors):
+def _of_one_block(out, tensors):
     """Tensors without dims count among themselves, and for the dtype of the others only if they are of a higher kind; the meta kernel
     takes them for others."""
     ranks = [[torch.empty((0,) if t.dim() else (), dtype=t.dtype, device="meta") for t in tensors if bool(t.dim()) is dims]
@@ -166,28 +158,59 @@ def _embedding_bag_sizes(only, out, weight, indices, offsets, scale=False, mode=
     return out[0], out[1][:0] if quick else out[1], out[2].new_empty(bags), out[3] if mode == 2 else out[3].new_empty(bags)
 
 
-def _row_by_row(out, *_):
-    return out.contiguous()
+def _is_infinite(out, x):
+    """Integers are never asked."""
+    return elementwise(out, elementwise(out, x), 0.0) if x.is_floating_point() or x.is_complex() else like_a_copy(out, x)
+
+
+def _rotated(out, x, count=1, dims=(0, 1)):
+    """Copied, as a flip does it, and turned."""
+    if count % 4 == 0:
+        return row_by_row(out)
+    copy = torch.empty_strided(x.shape, copied_strides(x.shape, x.stride()), device="meta")
+    return restrided(out, (copy.transpose(*dims) if count % 2 else copy).stride())
+
+
+def _rolled(out, x, shifts, dims=()):
+    """Two parts, joined: also if one is empty, which is never channels last."""
+    if 0 in (sizes := tuple(map(present, x.shape))):
+        return like_a_copy(out, x)
+    whole = not dims or any(present(shift) % sizes[d] == 0 for shift, d in zip(shifts, dims))
+    return row_by_row(out) if whole else _rows_or_channels_last(out, x)
+
+
+def _shuffled(out, x, *_):
+    """What is empty is copied as it is, whatever the sizes of the result would be."""
+    empty = 0 in map(present, x.shape)
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if empty else _rows_or_channels_last(out, x)
+
+
+def _each(form):
+    return lambda out, *operands: tuple(form(t, *operands) for t in out)
 
 
 # Kernels whose results have other shapes, strides or dtypes than their meta kernels say: on all devices, and on a CPU.
 FORMS.update({
-    **dict.fromkeys(POINTWISE, _as_add),
-    **dict.fromkeys(WITH_NUMBER, _as_add_of_number),
-    aten.index.Tensor: lambda out, x, indices: pointwise_layout(out, _index_operands(x, indices, out)),
     aten.convolution.default: lambda out, x, *rest: out if x.dtype == torch.float64 else _convolution_layout(out, x, *rest),
     # weights that nobody wants: an empty tensor, really None
     aten._native_multi_head_attention.default: lambda out, *_: (out[0], out[1] if out[1].dim() > 1 else None),
     aten.linalg_vector_norm.default: _norm_shape,
     **dict.fromkeys([aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default], _of_one_row),
-    **dict.fromkeys([aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor, aten.pow.Scalar,
-                     aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor, aten.poisson.default], _row_by_row),
-    aten.block_diag.default: _promoted_together,
-    aten.ldexp.Tensor: lambda out, x, other: out.to(other.dtype) if other.is_floating_point() and not (
-        x.is_floating_point() or x.is_complex()) else out,
-    aten.huber_loss.default: lambda out, x, *_: out.to(x.dtype),
-    aten.angle.default: lambda out, x: out.contiguous() if x.is_complex() else out,
-    **dict.fromkeys([aten.flip.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor], lambda out, x, *_: x.clone()),
+    **dict.fromkeys([aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor, aten.pow.Scalar, aten.masked_fill.Scalar,
+                     aten.masked_fill.Tensor, aten.renorm.default, aten.tril.default, aten.triu.default, aten._log_softmax.default,
+                     aten._softmax.default, aten.diag_embed.default, aten.normal.Tensor_float, aten.normal.float_Tensor,
+                     aten.normal.Tensor_Tensor, aten.poisson.default], row_by_row),
+    aten.block_diag.default: _of_one_block,
+    aten.ldexp.Tensor: lambda out, x, other: elementwise(out.to(other.dtype) if other.is_floating_point() and not (
+        x.is_floating_point() or x.is_complex()) else out, x, row_by_row(other)),
+    aten.huber_loss.default: lambda out, x, *_: like_a_copy(out.to(x.dtype), x),
+    aten.angle.default: lambda out, x: row_by_row(out) if x.is_complex() else elementwise(out, x),
+    aten.isinf.default: _is_infinite,
+    **dict.fromkeys([aten.sort.default, aten.sort.stable, aten.frexp.Tensor], _each(like_a_copy)),
+    **dict.fromkeys([aten.index.Tensor, aten._unsafe_index.Tensor], _indexed),
+    aten.where.self: lambda out, condition, *choices: elementwise(out, condition, *as_promoted(choices, out.dtype)),
+    aten.rot90.default: _rotated,
+    aten.native_layer_norm.default: lambda out, *_: (row_by_row(out[0]), *out[1:]),
 })
 CPU_FORMS.update({
     aten.convolution.default: _convolution_layout,
@@ -202,12 +225,14 @@ CPU_FORMS.update({
     aten._fft_c2r.default: _ask_the_kernel(aten._fft_c2r.default),
     aten._linalg_svd.default: lambda out, *_: _column_major(out, 2),
     aten.linalg_eig.default: lambda out, *_: _column_major(out, 1),
-    aten.log_sigmoid_forward.default: lambda out, *_: tuple(map(torch.Tensor.contiguous, out)),
-    **dict.fromkeys([aten.max_unpool2d.default, aten.roll.default, aten.pixel_shuffle.default, aten.pixel_unshuffle.default,
-                     aten.channel_shuffle.default, aten.reflection_pad2d.default, aten.replication_pad2d.default,
-                     aten.reflection_pad3d.default, aten.replication_pad3d.default],
-                    lambda out, x, *_: _convolution_layout(out, x, x)),
+    aten.log_sigmoid_forward.default: _each(row_by_row),
+    aten.native_dropout_backward.default:
+        lambda out, grad, mask, scale: elementwise(out, grad, elementwise(mask, *as_promoted([mask], grad.dtype), scale)),
+    aten.roll.default: _rolled,
+    **dict.fromkeys([aten.pixel_unshuffle.default, aten.channel_shuffle.default], _shuffled),
+    **dict.fromkeys([aten.max_unpool2d.default, aten.pixel_shuffle.default, aten.reflection_pad2d.default, aten.replication_pad2d.default,
+                     aten.reflection_pad3d.default, aten.replication_pad3d.default], _rows_or_channels_last),
     aten.native_group_norm.default: _group_norm_dtypes,
     aten.native_group_norm_backward.default: _group_norm_backward_dtypes,
-    aten.rrelu_with_noise.default: _row_by_row,
+    aten.rrelu_with_noise.default: row_by_row,
 })
