@@ -138,6 +138,7 @@ def fixed_marks(tx) -> list[tuple[str, bool]]:
 def add_input(tx, real, fake, source) -> torch.fx.Node:
     """A placeholder of the graph, fed from `source`."""
     node = (tx.outer or tx.graph).placeholder(placeholder_name(source))
+    node.target = node.name                     # the graph's code takes it for the argument's name; `x` and `X` are two
     node.meta.update(val=fake, location=location(tx), origins=(), source=source,
                      parameter=isinstance(real, torch.nn.Parameter))
     tx.tensors.inputs[node] = real

@@ -3054,6 +3054,13 @@ def test_numbers_that_are_written_are_not_known():
             assert minicompile.compile(function, backend="eager")(x).equal(function(x)), function.__name__
 
 
+@pytest.mark.parametrize("backend", ("eager", "aot_eager"))
+def test_names_that_differ_in_upper_case_only(backend):
+    def f(x, X):
+        return x - X
+    assert minicompile.compile(f, backend=backend)(torch.ones(2), torch.zeros(2)).equal(torch.ones(2))
+
+
 def test_whether_an_input_is_a_view():
     def asked(x):
         return x._is_view() + x
