@@ -290,14 +290,16 @@ def bounds(e: Int) -> tuple[int | None, int | None]:
 
 # %%
 def _maximised(e: Int) -> Int:
-    """An upper bound that keeps size symbols: loop variables with positive coefficients go to size - 1."""
+    """An upper bound that keeps size symbols: loop variables with positive coefficients go to size - 1. A product
+    grows with each of its factors where none is negative; another stays as it is."""
     if isinstance(e, int):
         return e
     out: Int = e.const
     for term, c in e.terms.items():
         value: Int = c
+        grows = len(term) == 1 or all((low := _atom_bounds(atom)[0]) is not None and low >= 0 for atom in term)
         for atom in term:
-            if isinstance(atom, Symbol) and atom.size is not None:
+            if grows and isinstance(atom, Symbol) and atom.size is not None:
                 value = mul(value, atom.size - 1 if c > 0 else atom.lower)
             else:
                 value = mul(value, Expr({(atom,): 1}, 0))

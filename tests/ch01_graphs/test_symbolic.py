@@ -5,7 +5,7 @@ import re
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from minicompile.ch01_graphs.symbolic import (Expr, Symbol, add, bounds, coefficient, count_atoms, evaluate, floordiv, mod, mul,
                                                provably_less, substitute, symbols, to_text)
@@ -51,6 +51,7 @@ values = st.fixed_dictionaries({**{n: st.integers(0, s - 1) for n, s in SIZES.it
 
 @settings(max_examples=400, deadline=None)
 @given(trees(), values)
+@example(("/", ("*", VARS["i0"].expr, ("/", -1, S0.expr)), 7), {"i0": 1, "i1": 0, "i2": 0, "s0": 2})
 def test_simplification_keeps_the_value_bounds_and_text(tree, v):
     e, expected = build(tree)
     want = expected(v)

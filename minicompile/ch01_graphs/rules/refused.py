@@ -1,7 +1,8 @@
 # %% [markdown]
 # # What kernels refuse, written down
 #
-# A rule gets the operator and its arguments, and raises what the kernel would.
+# A rule gets the operator and its arguments, and raises what the kernel would: where the meta kernel lets something pass that the kernel of
+# the device refuses, as products of two dtypes.
 
 # %%
 import math
@@ -57,6 +58,11 @@ def check_fill(func, *args, dtype=None, **kwargs) -> None:
             torch.full((min(math.prod(map(present, *args[:-1])), 2),) if args[:-1] else (), args[-1], dtype=dtype)
 
 
+# %% [markdown]
+# A scatter into a view is asked for the view of a fake, which knows its size. Quantized
+# tensors are refused by us: the meta kernels give plain ones.
+
+# %%
 @REFUSALS.of(*SCATTERED)
 def check_scattered(func, x, source, *args, **kwargs) -> None:
     part = FakeTensor.run(SCATTERED[func], (x, *args), kwargs)
@@ -80,6 +86,10 @@ def check_deterministic(func, x, *args, **kwargs) -> None:
         raise Unsupported(f"{func} has no deterministic kernel on a GPU, of which eager complains")
 
 
+# %% [markdown]
+# What changes the shape of a tensor object in place is recorded for a tensor of which there are no views.
+
+# %%
 @REFUSALS.of(*IN_PLACE_VIEWS)
 def check_unviewed(func, x, *args, **kwargs) -> None:
     if is_viewed(x):

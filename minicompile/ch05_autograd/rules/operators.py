@@ -10,7 +10,11 @@ import torch
 
 aten = torch.ops.aten
 
-# Computed again rather than saved, though no tag says that they are elementwise.
+# %% [markdown]
+# The partition of a joint graph into forward and backward asks which results are cheap to compute again rather than save. Elementwise
+# operators have a tag; `CHEAP` lists what is as cheap without it, and `LOOPS` what else becomes a loop that may be fused.
+
+# %%
 CHEAP = {
     aten._to_copy, aten.clone, aten.copy, aten.fill, aten.zero, aten.full, aten.full_like, aten.zeros,
     aten.zeros_like, aten.ones, aten.ones_like, aten.new_zeros, aten.new_ones, aten.new_full,
@@ -19,7 +23,6 @@ CHEAP = {
     aten.masked_fill, aten._native_batch_norm_legit_no_training,
 }
 
-# Other operators that become loops.
 LOOPS = {
     aten.sum, aten.mean, aten.amax, aten.amin, aten.max, aten.min, aten.prod, aten.var, aten.var_mean,
     aten.std, aten.any, aten.all, aten.argmax, aten.argmin, aten._softmax, aten._log_softmax,
@@ -33,7 +36,11 @@ LOOPS = {
     aten.empty_like,
 }
 
-# Operators that are linear in their first operand, as all views are: zero if it is, whatever the others are.
+# %% [markdown]
+# Whether a gradient is zero whatever the data is, is asked forward along the graph. `LINEAR` operators, as all views, give zero if
+# their first operand is, a product as soon as either is, and `JOINS` if the operands at the given positions are.
+
+# %%
 LINEAR = {
     aten.div.Tensor, aten.neg.default, aten.clone.default, aten._to_copy.default, aten.sum.default, aten.sum.dim_IntList, operator.getitem,
     aten.reshape.default, aten._softmax_backward_data.default, aten._log_softmax_backward_data.default,
@@ -42,15 +49,17 @@ LINEAR = {
     aten.cumsum.default, aten.mean.dim, aten.mean.default, aten.index_select.default, aten.gather.default,
 }
 ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten._efficientzerotensor.default}
-PRODUCTS = {aten.mul.Tensor, aten.mm.default, aten.bmm.default}      # zero as soon as either operand is
-# Zero if the operands at these positions are.
+PRODUCTS = {aten.mul.Tensor, aten.mm.default, aten.bmm.default}
 JOINS = {aten.add.Tensor: (0, 1), aten.sub.Tensor: (0, 1), aten.where.self: (1, 2), aten.cat.default: (0,), aten.stack.default: (0,),
          aten.slice_scatter.default: (0, 1), aten.select_scatter.default: (0, 1), aten.diagonal_scatter.default: (0, 1),
          aten.as_strided_scatter.default: (0, 1), aten.index_put.default: (0, 2), aten.scatter.src: (0, 3),
          aten.scatter_add.default: (0, 3), aten.index_add.default: (0, 3)}
 
-# Operators that raise for values of their operands; those of the second list only for integers, divided by 0 or to a negative power.
-# PyTorch does not say which these are: tests/test_refusals.py gives all operators such values.
+# %% [markdown]
+# Operators that raise for some values of their operands must run where eager runs them. `REFUSING_INTEGERS` do so only for integers,
+# divided by 0 or to a negative power. PyTorch does not say which these are: tests/test_refusals.py gives all operators such values.
+
+# %%
 REFUSING = set("""
     embedding _embedding_bag _embedding_bag_forward_only embedding_renorm gather take index index_select
     index_put index_add index_copy index_fill index_reduce put scatter scatter_add scatter_reduce segment_reduce nll_loss_forward
