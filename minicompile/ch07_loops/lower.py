@@ -136,7 +136,8 @@ def has_rows(node: fx.Node) -> bool:
     table, where = node.args[0], node.args[1]
     dims = [0] if node.target is aten.embedding.default else [where] if isinstance(where, int) else \
         [d for d, i in enumerate(where) if i is not None]
-    return all(present(table.meta["val"].shape[d]) > 1 for d in dims) and is_spread(table)
+    shape = table.meta["val"].shape
+    return len(shape) > 0 and all(present(shape[d]) > 1 for d in dims) and is_spread(table)
 
 
 def is_spread(table: fx.Node) -> bool:
