@@ -34,7 +34,6 @@ from . import hook
 from .library.contexts import grad_switch
 from .effects import difference_of_dicts, difference_of_lists, settled
 from .iterate import PLAIN_ITERATORS
-from .tensors import finish_node
 from .tracer import Tracer, constant_source, globals_of, location
 from .values import (
     AbstractValue, ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
@@ -168,14 +167,13 @@ def tensor_text(ep, value):
     return ep.names[value]
 
 
+HISTORIES: list = []         # function(ep, tensor) -> its expression, if it does not leave with the history that the graph gives it
+
+
 def differentiable_text(ep, value):
-    effects = ep.tx.effects
-    if effects.consumed and is_consumed(ep.tx, value.fake):
-        node = ep.tx.graph.call_method("detach", (value.node,))
-        finish_node(ep.tx, node, value.fake.detach())
-        return f"{pool(ep, with_spent_history)}({output_text(ep, node)}, {value in effects.retained})"
-    if effects.points or effects.hooks or effects.retained:
-        refuse_hooks(ep, value)
+    for history_text in HISTORIES:
+        if text := history_text(ep, value):
+            return text
     ep.unspent.append(value)
     if not value.fake._is_view() and value.fake.grad_fn is None:
         return f"{pool(ep, new_leaf)}({output_text(ep, value.node)})"
@@ -190,41 +188,9 @@ def output_text(ep, node) -> str:
 
 
 # %% [markdown]
-# A tensor whose autograd graph was used up by a `backward()` in the trace still says that it requires a
-# gradient, and asking for one is an error, the one that eager raises.
-
-# %%
-def is_consumed(tx, fake) -> bool:
-    """Whether a backward pass in the trace has freed what the derivative of `fake` needs."""
-    return not tx.effects.consumed.isdisjoint(known_history(fake))
-
-
-class Spent(torch.autograd.Function):
-    """The identity, whose derivative is what a second `backward()` is in eager."""
-
-    @staticmethod
-    def forward(ctx, anchor, tensor):
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        raise RuntimeError("Trying to backward through the graph a second time (or directly access saved tensors after they "
-                           "have already been freed). The compiled function has called backward() on it; specify "
-                           "retain_graph=True there.")
-
-
-def with_spent_history(tensor, retains_grad):
-    with torch.enable_grad():
-        spent = Spent.apply(torch.empty(0, requires_grad=True), tensor)
-        if retains_grad:
-            spent.retain_grad()
-        return spent
-
-# %% [markdown]
 # A leaf that the trace has made leaves as a new leaf. Nothing else that leaves may lead back to it, since the graph
-# has another one; nor to such leaves only, since then the graph does not know that it requires a gradient. And
-# where a history is not used up, a later `backward()` comes through it without the hooks that the trace has seen.
-# Each of these ends the graph before the leaf, or the hook, is made.
+# has another one; nor to such leaves only, since then the graph does not know that it requires a gradient.
+# Each of these ends the graph before the leaf is made.
 
 # %%
 def new_leaf(tensor):
@@ -233,16 +199,6 @@ def new_leaf(tensor):
 
 def leaves_in(history) -> dict:
     return {id(n.variable): n.variable for n in history if type(n).__name__ == "AccumulateGrad"}
-
-
-def refuse_hooks(ep, value):
-    effects, history = ep.tx.effects, known_history(value.fake)
-    leaves = leaves_in(history)
-    hooks = [h for node, point in effects.points.items() if node in history for h in point.hooks]
-    hooks += [h for leaf, found in effects.hooks.items() if leaf.source is None and id(leaf.fake) in leaves for h in found]
-    hooks += [h for tensor, h in effects.retained.items() if tensor is value]
-    if hooks:
-        refuse_to_leave(ep, "a tensor on which a hook waits, or that depends on one,", hooks[0])
 
 
 def refuse_made_leaves(ep):
