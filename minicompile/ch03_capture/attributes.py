@@ -23,6 +23,7 @@ from ..ch02_guards.torch_guards import CHILD_DICTS
 from ..ch02_guards.sources import AttrSource, CallSource, ConstantSource, FieldSource, InstanceDictSource, ItemSource, ModuleAttrSource
 from .effects import changed, touch
 from .interpreter import unless_raised
+from .protocol import special
 from .tensors import set_gradient, tensor_attribute
 from .tracer import PYTHON, Tracer, call, constant_source, guard, read_once, unsupported, written_global
 from .values import (
@@ -53,21 +54,6 @@ def has_attribute(tx: Tracer, value: AbstractValue, name: str) -> bool:
 
 
 GETATTR[TensorVal] = tensor_attribute
-
-
-def special(tx: Tracer, value: AbstractValue, name: str, *args) -> AbstractValue | None:
-    """Call the method `name` that Python would call for an operator, when the program's own class defines it.
-
-    None when there is no such method, or one written in C, which the interpreter must know by itself."""
-    method = python_method(value.cls, name) if type(value) in (ObjVal, ExcVal, TupleVal) else None
-    answer = method and call(tx, wrap(tx, method), [value, *args])
-    if method and answer.cls is not ANSWERS.get(name, answer.cls):
-        unsupported(tx, f"{value.cls.__name__}.{name} gives another type, which Python converts or refuses")
-    return answer
-
-
-ANSWERS = {"__int__": int, "__index__": int, "__len__": int, "__hash__": int, "__bool__": bool,
-           "__float__": float, "__complex__": complex, "__str__": str, "__repr__": str, "__format__": str}
 
 
 SLOTS_ONLY = " and no __dict__ for setting new attributes" if PYTHON >= (3, 13) else ""

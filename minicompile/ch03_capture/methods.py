@@ -1,37 +1,34 @@
 # %% [markdown]
 # # Methods that are written in C
 #
-# There is no bytecode to inline. The methods of containers are in a table, one by one (`library/containers.py`); the operators are
-# methods too (`+` is `__add__`). Methods of constants (`"{}_{}".format(...)`, `name.split(".")`) need nothing at all: they are called, now.
+# There is no bytecode to inline. The methods of containers are in a table, one by one (`library/containers.py`). Whoever calls
+# `x.__len__()` means `len(x)` (`OPERATORS`). Methods of constants (`"{}_{}".format(...)`, `name.split(".")`) need nothing at all: they are
+# called, now.
 
 # %%
 import inspect
 from typing import Callable
 
 from .iterate import iterate, length, unpack
-from .operations import METHODS, compare, fold
+from .operations import compare, fold
+from .protocol import METHODS
 from .subscripts import contains, delete_item, get_item, set_item
 from .tensors import call_tensor_method
 from .tracer import Tracer, unsupported
 from .values import AbstractValue, Const, NONE, NotConstant, ObjVal, SetVal, SliceVal, TensorVal, TupleVal, boolean, describe
 
-
-def method(kind, *names):
-    """Register methods of a kind of value: function(tx, self, *args, **kwargs), values in, value (or None)
-    out."""
-    return METHODS.of(*((kind, name) for name in names))
-
-
 FOLDED = (Const, TupleVal, SetVal, SliceVal, ObjVal)      # of these, methods of constants are called now
+OPERATORS = {"__len__": length, "__iter__": iterate, "__getitem__": get_item, "__setitem__": set_item, "__delitem__": delete_item,
+             "__contains__": lambda tx, self, item: boolean(contains(tx, self, item)),
+             "__eq__": lambda tx, self, other: compare(tx, "==", self, other)}
 
 
 def call_method(tx: Tracer, value: AbstractValue, name: str, args, kwargs=None) -> AbstractValue:
     """value.name(*args, **kwargs) for a value whose methods are written in C."""
     kwargs = kwargs or {}
-    function = METHODS.get((type(value), name))
+    function = OPERATORS.get(name) or METHODS.get((type(value), name))
     if function is None and type(value) is TensorVal:
         return call_tensor_method(tx, value, name, args, kwargs)
-    function = function or METHODS.get((AbstractValue, name))
     if function is not None:
         return call_handler(tx, lambda: f"{describe(value)}.{name}", function, [value, *args], kwargs)
     reason = f"the method {name} of {describe(value)}"
@@ -56,11 +53,3 @@ def call_handler(tx, name: Callable[[], str], handler, args, kwargs):
         raise
     except NotConstant:
         unsupported(tx, f"{name()} of something that is no constant")
-
-
-METHODS.update({
-    (AbstractValue, "__len__"): length, (AbstractValue, "__iter__"): iterate, (TensorVal, "__iter__"): iterate,
-    (AbstractValue, "__getitem__"): get_item, (AbstractValue, "__setitem__"): set_item, (AbstractValue, "__delitem__"): delete_item,
-    (AbstractValue, "__contains__"): lambda tx, self, item: boolean(contains(tx, self, item)),
-    (AbstractValue, "__eq__"): lambda tx, self, other: compare(tx, "==", self, other),
-})

@@ -21,13 +21,13 @@ import torch
 
 from ..ch01_graphs.floats import OPERATIONS
 from ..ch01_graphs.shapes import float_function
-from .attributes import special
-from .iterate import as_dict, length, unpack
+from .iterate import length, unpack
+from .protocol import METHODS, as_dict, special
 from .tensors import emit, to_arg, wrap_result
 from .tracer import Tracer, call, location, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, INTERPRETING, Identity, ListVal, MISSING, MethodVal, NONE, NUMBERS, NUMPY_SCALARS,
-    NotConstant, ObjVal, SetVal, SymVal, Table, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_unseen,
+    NotConstant, ObjVal, SetVal, SymVal, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_unseen,
     lookup, python_method, captures, unseen, user_error, user_errors)
 from .wrap import as_python, dict_contents, entries, realize, wrap, wrap_constant
 
@@ -37,8 +37,6 @@ BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", 
 COMPARE = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
 MIRROR = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 PLAIN = {Const, TensorVal, SymVal}            # kinds that can stand in the graph
-# (kind of value, name) -> function(tx, self, *args); see methods.py, library/containers.py
-METHODS = Table()
 
 
 def python_operator(name: str):

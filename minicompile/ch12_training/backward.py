@@ -38,7 +38,7 @@ from ..ch01_graphs.trace import backward_pass
 from ..ch02_guards.sources import AttrSource
 from ..ch03_capture.calls import handles, inline_code
 from ..ch03_capture.iterate import unpack
-from ..ch03_capture.operations import METHODS
+from ..ch03_capture.protocol import METHODS
 from ..ch03_capture.storage import taken_without_gradients
 from ..ch03_capture.tensors import emit, finish_node, gradient_of, guard_apart, set_gradient
 from ..ch03_capture.tracer import Tracer, call, guard, location, unsupported

@@ -35,7 +35,7 @@ from ..ch03_capture.attributes import attributes_of
 from ..ch03_capture.calls import handles
 from ..ch03_capture.iterate import unpack
 from ..ch03_capture.methods import call_method
-from ..ch03_capture.operations import METHODS
+from ..ch03_capture.protocol import METHODS
 from ..ch03_capture.tensors import check_unused, emit
 from ..ch03_capture.tracer import Tracer, call, location, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, DictVal, MethodName, Mutable, TensorVal, TupleVal, const

@@ -26,7 +26,8 @@ from ..ch03_capture.calls import BY_CODE, DISABLED, NAMED, handles, inline_code
 from ..ch03_capture.effects import call_later, changed
 from ..ch03_capture.inputs import counter
 from ..ch03_capture.library.standard import call_wrapped
-from ..ch03_capture.operations import METHODS, emit_float
+from ..ch03_capture.operations import emit_float
+from ..ch03_capture.protocol import METHODS
 from ..ch03_capture.tensors import call_tensor_method, emit
 from ..ch03_capture.tracer import Tracer, call, is_library, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, Const, DictVal, Lazy, ObjVal, SymVal, TensorVal, as_number

@@ -20,20 +20,20 @@ import types
 import torch
 
 from ...errors import SkipFrame
-from ..attributes import get_attribute, has_attribute, in_library, module_child, set_attribute, set_module_attribute, special
+from ..attributes import get_attribute, has_attribute, in_library, module_child, set_attribute, set_module_attribute
 from ..calls import HANDLED, handles, refuse_finalizer
 from ..interpreter import read_cell, read_local, unless_raised
-from ..iterate import as_dict, entries_of, length, natively, next_value, sequence, unpack, values_of
-from ..operations import METHODS, Deputy, binary, emit_float, fold, identical, later, printed, scalar_of, specialize, truth, unary
+from ..iterate import length, natively, next_value, unpack, values_of
+from ..operations import Deputy, binary, emit_float, fold, identical, later, printed, scalar_of, specialize, truth, unary
 from ..inputs import round_number
-from ..subscripts import get_item
-from ..tensors import call_tensor_method, emit
+from ..protocol import METHODS, special
+from ..tensors import emit
 from ..tracer import call, location, plain_python, unsupported
 from ..values import (
     CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NONE, NotConstant, ObjVal, PartialVal, SliceVal,
-    SuperVal, SymVal, TRUE, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_unseen, is_class, is_plain_tuple,
+    SuperVal, SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, const, describe, is_unseen, is_class, is_plain_tuple,
     lookup, python_method, user_error, user_errors)
-from ..wrap import as_python, entries, guard_keys, realize, wrap
+from ..wrap import as_python, guard_keys, wrap
 from .containers import dict_update, result_of, set_of, sort_values, stop_iteration
 
 ZERO, EMPTY = const(0), TupleVal()
@@ -413,32 +413,6 @@ def by_test(function):
 
 
 HANDLED.update({f: by_test(f) for f in (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)})
-
-
-@handles(reversed)
-def reverse(tx, items):
-    items = as_dict(tx, items, "__reversed__")
-    kind, cls = type(items), items.cls
-    if kind is ListVal and cls is collections.deque:
-        entries(tx, items)
-        return IterVal(it=(realize(tx, item) for item in natively(reversed(items.items))))
-    if kind in (TupleVal, ListVal):
-        return IterVal(it=sequence(tx, items, backwards=True))
-    if kind in (DictVal, ViewVal):
-        view = items if kind is ViewVal else ViewVal(of=items)
-        entries(tx, view.of)
-        return IterVal(it=entries_of(tx, view, reversed))
-    if kind is TensorVal:
-        return call_tensor_method(tx, items, "__reversed__", [], {})
-    if kind is not ObjVal:
-        if not hasattr(cls, "__reversed__") and not hasattr(cls, "__getitem__"):
-            user_error(TypeError, f"'{cls.__name__}' object is not reversible")
-        return IterVal(it=(v for v in unpack(tx, items)[::-1]))
-    result = special(tx, items, "__reversed__")
-    if result is not None:
-        return result
-    indices = range(length(tx, items).value - 1, -1, -1)
-    return IterVal(it=(get_item(tx, items, const(i)) for i in indices))
 
 
 @handles(itertools.accumulate)

@@ -23,7 +23,7 @@ from ..calls import handles
 from ..interpreter import inline
 from ..iterate import unpack
 from ..opcodes_calls import named_values
-from ..operations import METHODS
+from ..protocol import METHODS
 from ..tracer import unsupported
 from ..values import (
     AbstractValue, BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, const, dict_of, lookup, user_errors)

@@ -17,9 +17,9 @@ import torch
 from ..attributes import get_attribute, has_attribute
 from ..effects import touch
 from ..interpreter import advance, unless_raised
-from ..iterate import as_dict, next_value, unpack, values_of
-from ..methods import method
-from ..operations import METHODS, Deputy, binary, deputies, specialize, truth
+from ..iterate import next_value, unpack, values_of
+from ..operations import Deputy, binary, deputies, specialize, truth
+from ..protocol import METHODS, as_dict, method
 from ..subscripts import delete_item, get_item, index_of, is_missing, set_item
 from ..tracer import call, unsupported
 from ..values import (

@@ -18,7 +18,7 @@ from torch.utils._device import DeviceContext
 
 from ..attributes import attributes_of
 from ..calls import HANDLED, handles
-from ..operations import METHODS
+from ..protocol import METHODS
 from ..tensors import finish_node
 from ..tracer import CALLS, Tracer, call, unsupported
 from ..values import BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, AbstractValue, const, user_errors

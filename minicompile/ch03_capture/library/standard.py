@@ -44,8 +44,9 @@ from ..calls import BY_CODE, HANDLED, OBJECT_METHODS, REAL_CALLS, handles, inlin
 from ..effects import effect_free
 from ..interpreter import handled_exception, read_cell, read_local
 from ..iterate import iterate, unpack, values_of
-from ..methods import call_method, method
-from ..operations import METHODS, Deputy, equal, fold, truth
+from ..methods import call_method
+from ..operations import Deputy, equal, fold, truth
+from ..protocol import METHODS, method
 from ..subscripts import contains, set_item
 from ..tracer import answer, call, constant_source, guard, location, plain_python, unsupported
 from ..values import (

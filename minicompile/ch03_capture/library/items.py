@@ -1,0 +1,215 @@
+# %% [markdown]
+# # Items, by kinds of containers
+#
+# A tensor gives a node. A list that existed before the call guards its length, and then the item at an index is a constant
+# matter. (Not so an item that the trace itself has appended and that is addressed from the end: it is there
+# whatever the list held.) A dictionary guards that the key is there, and no more.
+#
+# A sequence or a dictionary has its items here, as values, so Python's own indexing finds them. An item that nobody has
+# looked at is wrapped when it is found (`realize`). What would raise in the program raises the same here. A `defaultdict`
+# makes the missing item by calling its factory, and that is traced like any call.
+
+# %%
+import contextlib
+import enum
+import operator
+
+import numpy
+import torch
+
+from ...ch02_guards.sources import CallSource
+from ..attributes import store_in_dict
+from ..effects import touch, written_storages
+from ..iterate import unpack
+from ..operations import binary, fold
+from ..protocol import METHODS, as_dict, method, special
+from ..subscripts import contains, index_of, is_missing, set_item
+from ..tensors import emit, tensor_shape
+from ..tracer import call, unsupported
+from ..values import (
+    AbstractValue, Const, DictVal, ListVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal,
+    ViewVal, boolean, const, python_method, user_error, user_errors)
+from ..wrap import as_python, entries, guard_keys, key_in, key_of, part, realize, wrap
+
+for _kind in (TupleVal, ListVal, DictVal):
+    METHODS[_kind, "__len__"] = lambda tx, self: const(len(entries(tx, self)))
+METHODS.update({
+    (SetVal, "__len__"): lambda tx, self: const(len(self.items)),
+    (ViewVal, "__len__"): lambda tx, self: const(len(entries(tx, self.of))),
+    (Const, "__len__"): lambda tx, self: const(len(self.value)) if hasattr(self.cls, "__len__") else NotImplemented,
+    (SetVal, "__contains__"): lambda tx, self, item: boolean(key_of(tx, item, self.items) in self.items),
+    (ViewVal, "__contains__"): lambda tx, self, item: boolean(contains(tx, self.of, item)) if self.kind == "keys" else NotImplemented,
+    (Const, "__contains__"): lambda tx, self, item: fold(tx, operator.contains, [self, item]),
+    (TensorVal, "__contains__"): lambda tx, self, item: unsupported(tx, "`in` of a tensor"),
+})
+
+
+@METHODS.of((TupleVal, "__getitem__"), (ListVal, "__getitem__"))
+def item_of_sequence(tx, container, key):
+    index = index_of(tx, key)
+    if type(container) is ListVal and not (type(index) is int and is_appended(container, index)):
+        guard_keys(tx, container)
+    if isinstance(index, slice):
+        with user_errors():
+            items = container.items[index]
+        items = [realize(tx, item) for item in items]
+        if type(container) is ListVal:
+            return ListVal(items=items)
+        return TupleVal(items=items, cls=torch.Size if container.cls is torch.Size else tuple)
+    if type(index) not in (int, bool):
+        user_error(TypeError, f"{container.cls.__name__} indices must be integers or slices, "
+                              f"not {type(index).__name__}")
+    if not -len(container.items) <= index < len(container.items):
+        user_error(IndexError, f"{container.cls.__name__} index out of range")
+    return realize(tx, container.items[index])
+
+
+def is_appended(container: ListVal, index: int) -> bool:
+    """Whether what is `index` items from the end was appended by the trace to a list that existed before, which
+    does not depend on its length."""
+    return container.real is not None and len(container.real) - len(container.items) <= index < 0
+
+
+# %% [markdown]
+# Writing goes to the description of the container and never to the real one. `touch` takes a snapshot
+# before the first change, so that the epilogue can tell the difference (`effects.py`).
+
+# %%
+@method(ListVal, "__setitem__")
+def store_in_list(tx, self, key, value):
+    index = index_of(tx, key)
+    new = unpack(tx, value) if isinstance(index, slice) else value
+    guard_keys(tx, self)
+    touch(tx, self)
+    with user_errors():
+        self.items[index] = new
+
+
+# %% [markdown]
+# The `__dict__` of an object is written through the object it belongs to, its `owner`, since a write there is a write to an attribute.
+
+# %%
+@method(DictVal, "__contains__")
+def has_key(tx, self, key):
+    found = not is_missing(tx, self, key)
+    if found:
+        guard_keys(tx, self)
+    return boolean(found)
+
+
+@method(DictVal, "__getitem__")
+def item_of_dict(tx, container, key):
+    if is_missing(tx, container, key):
+        if container.factory is None:
+            user_error(KeyError, key)
+        value = call(tx, realize(tx, container.factory), [])
+        set_item(tx, container, key, value)
+        return value
+    return realize(tx, container.items[key_of(tx, key)][1])
+
+
+@method(DictVal, "__setitem__")
+def store_key(tx, self, key, value):
+    if self.owner is not None:
+        return store_in_dict(tx, self.owner, key, value)
+    touch(tx, self)
+    k = key_in(tx, self, key)
+    self.items[k] = self.items[k][0] if k in self.items else key, value
+
+
+@method(DictVal, "__delitem__")
+def delete_key(tx, self, key):
+    if is_missing(tx, self, key):
+        user_error(KeyError, key)
+    if self.owner is not None:
+        return store_in_dict(tx, self.owner, key, None)
+    guard_keys(tx, self)
+    touch(tx, self)
+    del self.items[key_of(tx, key)]
+
+
+# %% [markdown]
+# Objects are asked by their classes. An `Enum` is a container of its members, and of an array of NumPy the numbers that are read
+# are guarded, one by one.
+
+# %%
+@method(ObjVal, "__len__")
+def length_of_object(tx, self):
+    if isinstance(self.real, enum.EnumMeta):
+        return const(len(self.real))
+    if self.cls is numpy.ndarray and self.real.ndim:
+        return wrap(tx, len(self.real), part(CallSource, self.source, "__len__"))
+    return NotImplemented
+
+
+@method(ObjVal, "__contains__")
+def has_member(tx, self, item):
+    return fold(tx, operator.contains, [self, item]) if isinstance(self.real, enum.EnumMeta) else NotImplemented
+
+
+@method(ObjVal, "__getitem__")
+def item_of_object(tx, self, key):
+    inner = as_dict(tx, self, "__getitem__")
+    if inner is not self and python_method(self.cls, "__missing__") and not contains(tx, inner, key):
+        return special(tx, self, "__missing__", key)
+    if self.cls is numpy.ndarray and not written_storages(tx):               # which may be its memory, seen as a tensor
+        with contextlib.suppress(NotConstant), user_errors():
+            if type(found := self.real[index := as_python(tx, key)]) in NUMPY_SCALARS:
+                return wrap(tx, found, part(CallSource, self.source, "__getitem__", (index,)))
+    return NotImplemented
+
+
+# %% [markdown]
+# ## Tensors
+#
+# Tensors have one difficulty, symbolic positions. `x[:, n]` with a symbolic `n` would be fixed to its
+# present value by PyTorch's indexing. A slice of length one accepts a symbol, so `select_symbolic` takes
+# `x[:, n:n+1]` and removes the dimension of length one. It does so only after it has asked whether `n` is
+# in range, because a slice that is out of range is empty, and not an error. `dim` counts the dimensions of
+# the tensor, and `out` those of the result; `picked` are the ones to be removed.
+
+# %%
+def select_symbolic(tx, tensor, key) -> AbstractValue | None:
+    """`x[:, n]` with a symbolic n. PyTorch's indexing would fix n; `x[:, n:n+1].select(1, 0)` does not. None
+    where the key is not of this kind, or n may be out of range."""
+    parts = key.items if type(key) is TupleVal else [key]
+    if not any(type(p) is SymVal and p.cls is int for p in parts):
+        return None
+    if any(type(p) not in (SymVal, SliceVal) and not (type(p) is Const and type(p.value) in (int, type(None)))
+           for p in parts):
+        return None
+    sizes, dim, out, picked, new = tensor.fake.shape, 0, 0, [], []
+    for p in parts:
+        fresh = p is NONE
+        if type(p) is SymVal:
+            n = p.sym
+            if dim >= len(sizes) or not (-sizes[dim] <= n and n < sizes[dim]):
+                return None
+            picked.append(out - len(picked))
+            p = SliceVal(p, binary(tx, "+", p, const(1)), NONE)
+        out += fresh or type(p) is SliceVal
+        dim += not fresh
+        new.append(p)
+    result = emit(tx, "call_function", operator.getitem, [tensor, TupleVal(items=new)], {})
+    for d in picked:
+        result = emit(tx, "call_method", "select", [result, const(d), const(0)], {})
+    return result
+
+
+@method(TensorVal, "__getitem__")
+def item_of_tensor(tx, self, key):
+    return select_symbolic(tx, self, key) or emit(tx, "call_function", operator.getitem, [self, key], {})
+
+
+@method(TensorVal, "__setitem__")
+def store_in_tensor(tx, self, key, value):
+    place = select_symbolic(tx, self, key)
+    target = [self, key] if place is None else [place, const(Ellipsis)]
+    emit(tx, "call_function", operator.setitem, [*target, value], {})
+
+
+@method(TensorVal, "__len__")
+def rows_of_tensor(tx, self):
+    if self.fake.dim() == 0:
+        user_error(TypeError, "len() of a 0-d tensor")
+    return tensor_shape(tx, self).items[0]
