@@ -686,6 +686,12 @@ ROUNDED = {
              [(7, 9), (8, 17), (13, 25), (20, 31), (50, 90)]),
     "floor": (lambda x, n: x.new_zeros(math.floor(math.sqrt(x.shape[0])), int(math.log2(n))) + 1, [(4, 5), (9, 33), (16, 64), (50, 65)]),
     "bits": (lambda x, n: (x[x.shape[0] >> 1:], x * (n << 2) + (n & 7)), [(4, 5), (9, 12), (20, 31), (21, 30)]),
+    "roots": (lambda x, n: (x[:math.isqrt(x.shape[0])], x * math.isqrt(n - 4)), [(4, 9), (9, 12), (20, 31), (21, 30)]),
+    "divisors": (lambda x, n: (x[:math.gcd(x.shape[0], n)], x * math.lcm(n, 3)), [(8, 4), (12, 6), (16, 8), (20, 10)]),
+    "powers": (lambda x, n: (F.pad(x, (0, 0, 0, 2 ** x.shape[0].bit_length())), x * n.real * n.bit_length()),
+               [(5, 9), (6, 20), (7, 40), (4, 90)]),
+    "product": (lambda x, n: (x.reshape(math.prod(x.shape)) * math.prod((n, 2.5)), math.prod([], start=n)),
+                [(4, 5), (9, 12), (20, 31), (21, 30)]),
     "negative": (lambda x, n: x[int(x.shape[0] * -0.5):] * math.trunc(n * -0.5), [(4, 5), (9, 12), (20, 31), (21, 30)])}
 
 
@@ -694,6 +700,16 @@ ROUNDED = {
 def test_integers_made_of_floats_and_bits(name, backend):
     function, sizes = ROUNDED[name]
     agree(function, [(torch.randn(size, 3), n) for size, n in sizes], backend=backend)
+
+
+def test_a_root_that_is_none():
+    def f(x, n):
+        try:
+            return x * math.isqrt(n - 5)
+        except ValueError:
+            return x
+
+    agree(f, [(torch.ones(3), n) for n in (30, 40, 50, 3, 60, 4)], graphs=3)
 
 
 def test_a_float_that_has_no_integer():

@@ -22,12 +22,12 @@
 from __future__ import annotations
 
 import builtins
-import re
 import weakref
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from ..ch01_graphs.floats import float_text
 from .identity import held, strongly
 
 
@@ -300,17 +300,19 @@ class CallSource(Source):
 
 
 @source
-class RoundedSource(Source):
-    """The integer that Python makes of a float of numbers found elsewhere, `int(n * 0.5)`. numbers: (name in `rounding`, source)."""
-    rounding: str
+class ComputedSource(Source):
+    """The integer that a function of Python computes from numbers found elsewhere, `int(n * 0.5)`. numbers: expressions, sizes or floats;
+    symbols: (name of a symbol in them, source)."""
+    function: str
     numbers: tuple
+    symbols: tuple
 
     def parts(self):
-        return None, self.with_numbers(lambda source: source.text())
+        return None, self.with_symbols(Source.text)
 
     def name(self):
-        return self.with_numbers(str).replace("__math", "math")
+        return self.with_symbols(str).replace("__math", "math")
 
-    def with_numbers(self, read):
-        reads = {name: read(at) for name, at in self.numbers}
-        return re.sub(r"\w+", lambda m: reads.get(m.group(), m.group()), self.rounding)
+    def with_symbols(self, read):
+        reads = {name: read(at) for name, at in self.symbols}
+        return f"{self.function}({', '.join(float_text(number, reads.__getitem__) for number in self.numbers)})"

@@ -16,10 +16,10 @@ import torch
 
 from .. import marks
 from ..ch01_graphs.fake import has_memory, storage_key
-from ..ch01_graphs.floats import float_text, free_names
+from ..ch01_graphs.floats import free_names
 from ..ch01_graphs.shapes import expr_of
 from ..ch02_guards.torch_guards import TensorSpec
-from ..ch02_guards.sources import CallSource, ConstantSource, DictGetSource, ItemSource, LocalSource, RoundedSource, Source
+from ..ch02_guards.sources import CallSource, ComputedSource, ConstantSource, DictGetSource, ItemSource, LocalSource, Source
 from .tracer import constant_source, guard, location, unsupported
 from .values import AbstractValue, SymVal, TensorVal, const
 
@@ -195,19 +195,19 @@ def wrap_dynamic_number(tx, real, source):
 
 
 # %% [markdown]
-# `int(n * 0.5)`, a size, is no expression that sizes can have, and with floats in between there is no algebra for it. It is a number of
-# its own, which the entry computes from the others, and so are the questions about it.
+# `int(n * 0.5)`, a size, is no expression that sizes can have, and with floats in between there is no algebra for it. Neither is there for
+# `math.isqrt(n)`. It is a number of its own, which the entry computes from the others, and so are the questions about it.
 
 # %%
-def round_number(tx, rounding, value: SymVal) -> AbstractValue:
-    """rounding(value) of a symbolic float: int, round, or a function of math."""
-    number, env = expr_of(value.sym), tx.symbols.env
-    names = sorted(free_names(number))
+def computed_number(tx, function, *values) -> AbstractValue:
+    """function(*values), an integer, of numbers of which some are symbolic. function: a builtin, or one of `math` or of `int`."""
+    numbers, env = tuple([expr_of(v.sym) if type(v) is SymVal else v.value for v in values]), tx.symbols.env
+    names = sorted(set().union(*map(free_names, numbers)))
     if env.frozen or not tx.symbols.sources.keys() >= set(names):
-        return const(rounding(value.value))
-    prefix = "__math." if rounding.__module__ == "math" else ""
-    source = RoundedSource(f"{prefix}{rounding.__name__}({float_text(number)})", tuple((name, tx.symbols.sources[name]) for name in names))
-    return wrap_dynamic_number(tx, rounding(env.hint(number)), source)
+        return const(function(*[v.value for v in values]))
+    prefix = "__math." if getattr(function, "__module__", None) == "math" else ""
+    source = ComputedSource(prefix + function.__qualname__, numbers, tuple((name, tx.symbols.sources[name]) for name in names))
+    return wrap_dynamic_number(tx, function(*map(env.hint, numbers)), source)
 
 
 # %% [markdown]

@@ -325,3 +325,21 @@ def test_a_gradient_written_to_an_input_that_is_a_view():
         for make in views:
             same(compiled(make()), f(make()))
     assert len(backend.graphs) == 1
+
+
+class Hashed(Odd):
+    def __init__(self, number):
+        self.number = number
+
+    def __hash__(self):
+        return self.number
+
+
+def test_a_hash_is_not_hashed_again():
+    """Python folds a hash that is too large for its integers, and no other. The order of a set shows it, too."""
+    numbers = (-1, 2**61, -2**62, 2**63 - 1, 2**70, hash((1, 2.0)), hash("a"))
+
+    def f(x):
+        objects = [Hashed(n) for n in numbers]
+        return x + 1, [hash(o) for o in objects], hash(tuple(objects)), [o.number for o in set(objects)]
+    same(minicompile.compile(f, backend="eager", fullgraph=True)(torch.ones(2)), f(torch.ones(2)))

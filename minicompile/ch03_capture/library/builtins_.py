@@ -22,10 +22,10 @@ import torch
 from ...errors import SkipFrame
 from ..attributes import get_attribute, has_attribute, in_library, module_child, set_attribute, set_module_attribute
 from ..calls import HANDLED, handles, refuse_finalizer
+from ..inputs import computed_number
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import length, natively, next_value, unpack, values_of
 from ..operations import Deputy, binary, emit_float, fold, identical, later, printed, scalar_of, specialize, truth, unary
-from ..inputs import round_number
 from ..protocol import METHODS, special
 from ..tensors import emit
 from ..tracer import call, location, plain_python, unsupported
@@ -36,7 +36,7 @@ from ..values import (
 from ..wrap import as_python, guard_keys, wrap
 from .containers import dict_update, result_of, set_of, sort_values, stop_iteration
 
-ZERO, EMPTY = const(0), TupleVal()
+ZERO, ONE, EMPTY = const(0), const(1), TupleVal()
 
 
 # %% [markdown]
@@ -109,7 +109,7 @@ def whole_number(tx, rounding, value: SymVal):
     if value.cls is not float:
         return fold(tx, rounding, [value])
     with user_errors():
-        return round_number(tx, rounding, value)
+        return computed_number(tx, rounding, value)
 
 
 def own_conversion(tx, value, *names):
@@ -126,8 +126,18 @@ def rounds(rounding, method):
     return handler
 
 
+def of_integers(function):
+    """The handler of a function of `math` that gives an integer for integers."""
+    def handler(tx, *args):
+        if not any(type(a) is SymVal for a in args) or {a.cls for a in args} != {int}:
+            return fold(tx, function, args)
+        with user_errors():
+            return computed_number(tx, function, *args)
+    return handler
+
+
 HANDLED.update({math.trunc: rounds(math.trunc, "__trunc__"), math.floor: rounds(math.floor, "__floor__"),
-                math.ceil: rounds(math.ceil, "__ceil__")})
+                math.ceil: rounds(math.ceil, "__ceil__"), **{f: of_integers(f) for f in (math.isqrt, math.gcd, math.lcm)}})
 HANDLED.update({
     complex: lambda tx, *args: args and own_conversion(tx, args[0], "__complex__") or fold(tx, complex, args),
 })
@@ -284,13 +294,13 @@ class Hashed:
 
 
 def hash_of(tx, value) -> int:
-    """hash(value), where it does not depend on an address."""
+    """hash(value), where it does not depend on an address. Python takes what a `__hash__` returns as it is, and does not hash it again."""
     if type(value) is TupleVal and not python_method(value.cls, "__hash__"):
         return hash(tuple(Hashed(hash_of(tx, item)) for item in unpack(tx, value)))
     result = special(tx, value, "__hash__")
     if result is None and value.cls.__hash__ is None:
         user_error(TypeError, f"unhashable type: '{value.cls.__name__}'")
-    return hash(as_python(tx, result or value))
+    return hash(as_python(tx, value) if result is None else Hashed(as_python(tx, result)))
 
 
 HANDLED[hash] = lambda tx, value: const(hash_of(tx, value))
@@ -331,6 +341,11 @@ def total(tx, items, start=ZERO):
     if start.cls in (str, bytes, bytearray):
         unsupported(tx, "sum() of strings")
     return functools.reduce(lambda a, b: binary(tx, "+", a, b), values_of(tx, items), start)
+
+
+@handles(math.prod)
+def product(tx, items, *, start=ONE):
+    return functools.reduce(lambda a, b: binary(tx, "*", a, b), values_of(tx, items), start)
 
 
 def power(tx, base, exp, mod=NONE):

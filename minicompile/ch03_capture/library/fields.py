@@ -21,6 +21,7 @@ import types
 from ...ch02_guards.sources import AttrSource
 from ..attributes import C_DESCRIPTORS, attributes_of, bind_attribute, bind_to_class, get_attribute, no_attribute
 from ..effects import changed
+from ..inputs import computed_number
 from ..interpreter import read_cell
 from ..operations import scalar_of, specialize
 from ..tracer import guard, unsupported
@@ -160,15 +161,18 @@ def cell_attribute(tx, value, name):
 
 
 # %% [markdown]
-# Of symbolic numbers the attributes but `__class__` (`functools.singledispatch` asks for it) are those of the present number, which is
-# guarded then. `item()` of a scalar of NumPy is the
-# same number as one of Python.
+# A symbolic number is its own real part. `item()` of a scalar of NumPy is the same number as one of Python. The other attributes but
+# `__class__` (`functools.singledispatch` asks for it) are those of the present number, which is guarded then.
 
 # %%
 @attributes_of(SymVal)
 def number_attribute(tx, value, name):
     if name == "item" and value.scalar is not None:
         return BuiltinVal(name=name, call=lambda tx, args, kwargs: scalar_of(value, None))
+    if name == "bit_length" and value.cls is int:
+        return BuiltinVal(name=name, call=lambda tx, args, kwargs: computed_number(tx, int.bit_length, value))
+    if name == "real" and value.scalar is None:
+        return value
     return plain_attribute(tx, value if name == "__class__" else specialize(value), name)
 
 
