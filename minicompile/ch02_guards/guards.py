@@ -369,6 +369,25 @@ def class_lookup(cls: type, name: str):
     return MISSING
 
 
+def slot(real, name: str):
+    """What a slot (`__slots__`) of an object holds, or an AttributeError. No code of the program is run."""
+    return class_lookup(type(real), name).__get__(real)
+
+
+def slot_is_empty(real, name: str) -> bool:
+    try:
+        slot(real, name)
+    except AttributeError:
+        return True
+    return False
+
+
+@guard_kind("EMPTY_SLOT", lambda g: f"the slot {g.expected!r} of {g.source} is empty")
+def empty_slot(g, x, const):
+    return [Condition(f"__slot_is_empty({x}, {g.expected!r})",
+                      lambda v: f"the slot {g.expected!r} of {g.source} holds something now")]
+
+
 def class_has(cls, name: str, found) -> bool:
     """Whether the class still has this attribute; both as `weakly` and `weakly_found` give them."""
     cls = strongly(cls)

@@ -222,6 +222,17 @@ class FieldSource(AttrSource):
 
 
 @source
+class SlotSource(AttrSource):
+    """What a slot of the object holds, where `obj.name` may run code of its class."""
+
+    def parts(self):
+        return self.base, "__slot({}, " + repr(self.attribute) + ")"
+
+    def name(self):
+        return f"{self.base.name()}.{self.attribute}"
+
+
+@source
 class HooksSource(AttrSource):
     """`_backward_hooks` or `_post_accumulate_grad_hooks` of a tensor: a dict or None."""
 

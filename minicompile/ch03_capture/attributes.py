@@ -17,13 +17,13 @@ import types
 
 import torch
 
-from ..ch02_guards.guards import class_lookup
+from ..ch02_guards.guards import class_lookup, slot, slot_is_empty
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.torch_guards import CHILD_DICTS
-from ..ch02_guards.sources import AttrSource, CallSource, ConstantSource, FieldSource, InstanceDictSource, ItemSource, ModuleAttrSource
+from ..ch02_guards.sources import (
+    AttrSource, CallSource, ConstantSource, FieldSource, InstanceDictSource, ItemSource, ModuleAttrSource, SlotSource)
 from .effects import changed, touch
 from .interpreter import unless_raised
-from .protocol import special
 from .tensors import set_gradient, tensor_attribute
 from .tracer import PYTHON, Tracer, call, constant_source, guard, read_once, unsupported, written_global
 from .values import (
@@ -73,21 +73,11 @@ def no_accessor(cls, name, kind):
 def empty_slot(tx, obj, name):
     """What reading a slot without a value raises."""
     cls = obj.cls
-    if lookup(cls, "__getattr__") is not MISSING:
-        unsupported(tx, f"the empty slot {name} of a {cls.__name__}, which has a __getattr__")
     if name not in obj.attrs:
-        guard(tx, obj.source, "NO_ATTR", name)
+        guard(tx, obj.source, "EMPTY_SLOT", name)
     full = cls.__qualname__ if cls.__module__ == "__main__" else f"{cls.__module__}.{cls.__qualname__}"
     called = cls.__name__ if PYTHON < (3, 13) else full
     user_error(AttributeError, f"'{called}' object has no attribute '{name}'")
-
-
-def slot_of(real, descriptor):
-    """What a slot holds, or MISSING. No code of the program is run, here and in `own_fields`."""
-    try:
-        return MISSING if real is None else descriptor.__get__(real)
-    except AttributeError:
-        return MISSING
 
 
 def own_fields(real) -> dict | None:
@@ -103,27 +93,37 @@ def own_fields(real) -> dict | None:
 # ## Objects
 #
 # The order is Python's: data descriptors of the class, the instance, other descriptors of the class,
-# `__getattr__`.
+# `__getattr__`. The last is asked whenever the others end in an AttributeError, also in one that comes out of a property: a typo in the
+# property `device` of a module is reported as a module that has no `device`.
 
 # %%
 @attributes_of(ObjVal)
 def object_attribute(tx, obj, name):
-    own = python_method(obj.cls, "__getattribute__")
-    if own is None:
-        return found_attribute(tx, obj, name)
-    try:
-        return call(tx, wrap(tx, own), [obj, const(name)])
-    except UserError as error:
-        if issubclass(error.exc.cls, AttributeError) and lookup(obj.cls, "__getattr__") is not MISSING:
-            unsupported(tx, f"{obj.cls.__name__}.__getattribute__ that leaves {name} to __getattr__")
-        raise
+    own, fallback = python_method(obj.cls, "__getattribute__"), MISSING if isinstance(obj.real, type) else lookup(obj.cls, "__getattr__")
+    find = functools.partial(get_plainly if fallback is MISSING else found_attribute, tx, obj, name) if own is None else \
+        functools.partial(call, tx, wrap(tx, own), [obj, const(name)])
+    if fallback is MISSING:
+        return find()
+    if (found := unless_raised(AttributeError, find)) is not None:
+        return found
+    return module_child(tx, obj, name) if fallback is torch.nn.Module.__getattr__ else call(tx, wrap(tx, fallback), [obj, const(name)])
+
+
+def get_plainly(tx, obj, name):
+    """object.__getattribute__(obj, name)"""
+    found = found_attribute(tx, obj, name)
+    if found is None:
+        guard_bare(tx, obj, name)
+        no_attribute(obj.cls, name)
+    return found
+
 
 # %% [markdown]
 # `found_attribute` begins with what the trace has written, since that hides everything else. Modules,
 # classes, functions and members of an enum have rules of their own. All others are instances, and for them
-# the five steps of Python are written down one after the other in `instance_attribute`: a property or
+# the steps of Python are written down one after the other in `instance_attribute`: a property or
 # another data descriptor of the class; the instance's own dictionary; a method or another non-data
-# descriptor of the class; `__getattr__`; an AttributeError.
+# descriptor of the class.
 #
 # Each step that finds nothing is an assumption. If `obj.scale` was found in the class, the instance must
 # not get an attribute `scale` of its own, or the next call would read the wrong one. The guard says that
@@ -132,7 +132,7 @@ def object_attribute(tx, obj, name):
 
 # %%
 def found_attribute(tx, obj, name):
-    """object.__getattribute__(obj, name)"""
+    """What the object or its class has by this name. None: neither has."""
     if name in obj.attrs:
         found = obj.attrs[name]
         if found is DELETED:
@@ -156,20 +156,21 @@ def found_attribute(tx, obj, name):
 def instance_attribute(tx, obj, name, found):
     real, kind = obj.real, type(found)
     at = part(AttrSource, obj.source, name)
+    # Of an object that has none of its own, `obj.name` would run code of the class
+    runs = real is not None and (
+        type(real).__getattribute__ is not object.__getattribute__ or lookup(obj.cls, "__getattr__") is not MISSING)
     if is_property(found):
         return bind_attribute(tx, obj, name, found)
     if kind in (types.MemberDescriptorType, types.GetSetDescriptorType) and name != "__dict__":
-        held = slot_of(real, found)
-        return wrap(tx, held, at) if held is not MISSING else empty_slot(tx, obj, name)
+        return empty_slot(tx, obj, name) if real is None or slot_is_empty(real, name) else \
+            wrap(tx, slot(real, name), part(SlotSource, obj.source, name) if runs else at)
     if name == "__dict__" and (obj.cls.__dictoffset__ if real is None else own_fields(real) is not None):
         return instance_dict(tx, obj)
     if found is not MISSING and python_method(kind, "__set__"):
         return bind_attribute(tx, obj, name, found, at)
     fields = own_fields(real)
     if fields is not None and name in fields:
-        # Of an object that has none of its own, `obj.name` would run code of the class
-        runs = type(real).__getattribute__ is not object.__getattribute__ or hasattr(kind, "__get__") or \
-            lookup(obj.cls, "__getattr__") is not MISSING
+        runs = runs or hasattr(kind, "__get__")
         at = at and (ItemSource(InstanceDictSource(obj.source), name) if runs else FieldSource(obj.source, name))
         return wrap(tx, fields[name], at)
     own = python_method(obj.cls, "__getattribute__")         # which would be run once more to read it at `at`
@@ -177,7 +178,7 @@ def instance_attribute(tx, obj, name, found):
 
 
 def shared_attribute(tx, obj, name, found, at=None):
-    """The object has no attribute of its own by this name: what its class, or `__getattr__`, makes of it."""
+    """The object has no attribute of its own by this name: what its class makes of it, or None."""
     if type(found) is functools.cached_property:
         guard_bare(tx, obj, name)                # at the next call it may be there
         result = call(tx, wrap(tx, found.func), [obj])
@@ -190,14 +191,9 @@ def shared_attribute(tx, obj, name, found, at=None):
         if name == "forward" or not is_library_class(obj.cls):
             guard_bare(tx, obj, name)
         return bind_attribute(tx, obj, name, found, at)
-    fallback = lookup(obj.cls, "__getattr__")
-    if fallback is torch.nn.Module.__getattr__:
-        return module_child(tx, obj, name)
-    if fallback is not MISSING:
+    if lookup(obj.cls, "__getattr__") is not torch.nn.Module.__getattr__:        # the children that this finds are guarded by themselves
         guard_bare(tx, obj, name)
-        return call(tx, wrap(tx, fallback), [obj, const(name)])
-    guard_bare(tx, obj, name)
-    no_attribute(obj.cls, name)
+    return None
 
 
 def guard_bare(tx, obj, name):
@@ -499,13 +495,15 @@ def set_attribute(tx: Tracer, obj: AbstractValue, name: str, value: AbstractValu
         return touch(tx, obj)
     if type(obj) is not ObjVal or isinstance(obj.real, (types.ModuleType, types.FunctionType, type)):
         unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
-    method, arguments = ("__delattr__", []) if value is None else ("__setattr__", [value])
+    method, arguments = ("__delattr__", [obj, const(name)]) if value is None else ("__setattr__", [obj, const(name), value])
     hook = lookup(obj.cls, method)
     if hook is getattr(torch.nn.Module, method):
         set_module_attribute(tx, obj, name, value)
     elif getattr(hook, "__objclass__", None) in (object, types.SimpleNamespace):
         store_attribute(tx, obj, name, value)
-    elif special(tx, obj, method, const(name), *arguments) is None:
+    elif isinstance(hook, (types.FunctionType, types.WrapperDescriptorType)):        # of dict: `__setattr__ = dict.__setitem__`
+        call(tx, wrap(tx, hook), arguments)
+    else:
         unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
 
 

@@ -23,7 +23,7 @@ from ..ch02_guards.torch_guards import GLOBAL_HOOKS, HOOK_DICTS
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ItemSource
 from ..errors import SkipFrame
-from .attributes import found_attribute, get_attribute, is_library_class, module_child, store_attribute
+from .attributes import get_attribute, get_plainly, is_library_class, module_child, store_attribute
 from .effects import changed
 from .interpreter import inline
 from .library.fields import NAMING
@@ -333,7 +333,7 @@ def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue
 OBJECT_METHODS = {
     "__setattr__": lambda tx, self, name, value: store_attribute(tx, self, name.value, value),
     "__delattr__": lambda tx, self, name: store_attribute(tx, self, name.value, None),
-    "__getattribute__": lambda tx, self, name: found_attribute(tx, self, name.value) if type(self) is ObjVal
+    "__getattribute__": lambda tx, self, name: get_plainly(tx, self, name.value) if type(self) is ObjVal
     else get_attribute(tx, self, name.value),
     "__init__": lambda tx, self, *args: NONE,
     "__eq__": lambda tx, self, other: boolean(self is other),

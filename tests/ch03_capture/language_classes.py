@@ -1322,3 +1322,101 @@ def a_sequence_is_repeated_by_an_index(x):
         n * 3
     except TypeError as error:
         return n * "ab", b"c" * n, n * (1, x), items, str(error)
+
+
+# An AttributeError, wherever it comes from, asks `__getattr__`
+
+class Falling:
+    def __init__(self):
+        self.asked = []
+
+    @property
+    def typo(self):
+        return self.asked.appendix
+
+    @functools.cached_property
+    def late(self):
+        return self.nothing
+
+    def __getattr__(self, name):
+        if name in ("nothing", "asked"):
+            raise AttributeError(f"no {name}")
+        self.asked.append(name)
+        return name
+
+
+class Hiding(Falling):
+    def __getattribute__(self, name):
+        if name == "hidden":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+class TypoModule(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+
+    @property
+    def device(self):
+        return self.layer.weights.device
+
+
+TYPO = TypoModule()
+
+
+@program
+def attribute_errors_ask_getattr(x):
+    falling, hiding, module, said = Falling(), Hiding(), TYPO, []
+    for obj, name in (falling, "nothing"), (module, "device"), (module, "layers"):
+        try:
+            getattr(obj, name)
+        except AttributeError as error:
+            said.append(str(error))
+    try:
+        object.__getattribute__(falling, "other")
+    except AttributeError as error:
+        said.append(str(error))
+    return x + 1, falling.typo, getattr(falling, "late", 3), hiding.hidden, hiding.typo, falling.asked, said, hasattr(module, "device")
+
+
+class Slotted:
+    __slots__ = ("full", "empty")
+
+    def __getattr__(self, name):
+        if name != "empty":
+            raise AttributeError(name)
+        ASKED.append(name)
+        return 7
+
+
+ASKED = []
+
+
+@program(args=lambda: (Slotted(),))
+def an_empty_slot_asks_getattr(x, slotted):
+    ASKED.clear()
+    own = Slotted()
+    own.full = own.empty + 1
+    slotted.full = own.full + 1
+    y = x * slotted.empty * slotted.full
+    slotted.empty = 2
+    del slotted.empty
+    return y, slotted.empty, hasattr(own, "full"), hasattr(own, "other"), list(ASKED)
+
+
+class Dotted(dict):
+    __getattr__ = dict.get
+    __setattr__ = dict.__setitem__
+    __delattr__ = dict.__delitem__
+
+
+@program(args=lambda: (Dotted(count=1),))
+def attributes_are_keys(x, dotted):
+    own = Dotted(a=1)
+    own.b, dotted.count, dotted.last = x, dotted.count + 1, x
+    del own.a, dotted.last
+    try:
+        del own.a
+    except KeyError as error:
+        return own, own.b * dotted.count, own.missing, repr(error)

@@ -651,3 +651,27 @@ def test_the_words_about_a_recompile_run_no_code_of_the_program(caplog):
     for table in ({Loud(): 1}, {}, {Loud(): 1, Loud(): 2}):
         compiled(torch.ones(2), table, next(iter(table), None))
     assert not READ
+
+
+class Slotted:
+    __slots__ = "here"
+
+    def __getattr__(self, name):
+        asked.append(name)
+        return 7
+
+
+asked = []
+
+
+def test_a_slot_that_is_filled_and_emptied():
+    """Guards look at the slot: `__getattr__` runs as often as in eager."""
+    def f(x, slotted):
+        return x * slotted.here
+    compiled, slotted = minicompile.compile(f, backend="eager", fullgraph=True), Slotted()
+    for write in (lambda: None, lambda: setattr(slotted, "here", 2), lambda: delattr(slotted, "here"), lambda: None):
+        write()
+        asked.clear()
+        results = f(torch.ones(2), slotted), list(asked)
+        asked.clear()
+        assert (compiled(torch.ones(2), slotted).tolist(), asked) == (results[0].tolist(), results[1])
