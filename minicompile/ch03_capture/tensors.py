@@ -24,15 +24,16 @@ from ..ch01_graphs.floats import OPERATIONS, float32
 from ..ch01_graphs.graph import known_history
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import class_lookup
-from ..ch02_guards.sources import AttrSource, CallSource
+from ..ch02_guards.sources import AttrSource
 from ..errors import Unsupported, marked
+from ..tables import Table
 from .library.tensor_names import METADATA, READ_FROM_INPUT, REFUSED_METHODS, TAKES_SIZES, VIEW_ATTRIBUTES
-from .storage import STRIDED, check_strided, guard_not_a_view, guard_place, guard_strides, guard_views, taken_without_gradients
-from .tracer import Tracer, call, guard, location, say_where, step_of, unsupported
+from .storage import STRIDED, check_strided, guard_not_a_view, guard_views, taken_without_gradients
+from .tracer import Tracer, guard, location, say_where, step_of, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, ListVal, MISSING, MethodName, NONE, NUMPY_SCALARS, ObjVal, SliceVal, SymVal,
     TensorVal, TupleVal, as_number, const, describe, user_error)
-from .wrap import entries, part, realize, wrap, wrap_constant
+from .wrap import entries, realize, wrap, wrap_constant
 
 
 def to_arg(tx: Tracer, value: AbstractValue):
@@ -110,12 +111,7 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
             if taken_without_gradients(fake):               # whether it requires one is for its base to say
                 guard_not_a_view(tx, fake, "a view taken without gradients is used, of an input that is a view of another tensor")
     name = target if op == "call_method" else getattr(target, "__name__", "")
-    if name in ("is_conj", "resolve_conj") and any(f.dtype.is_complex for f in fakes):
-        unsupported(tx, "whether a tensor is a lazy conjugate, which its fake does not know")
-    if name in ("is_neg", "resolve_neg") and any(f.meta.is_neg() for f in fakes):
-        unsupported(tx, "whether a tensor is a lazy negative, which its fake does not know")
-    if name == "_is_view" and tx.tensors.of_fake[id(fakes[0])].real is not None:
-        unsupported(tx, "whether an input is a view, which its fake does not know")
+    refuse_unknown(tx, name, fakes)
     result = run_fake(tx, op, target, fake_args, fake_kwargs)
     if name in STRIDED:
         check_strided(tx, name, fakes[0], result, len(fx_args) + len(fx_kwargs) > 3 or "scatter" in name)
@@ -140,6 +136,16 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
     for tensor, field, number in updated:
         setattr(tensor, field, (number, tensor.fake._version))
     return wrap_result(tx, node, result)
+
+
+def refuse_unknown(tx: Tracer, name: str, fakes) -> None:
+    """Questions that a fake cannot answer for the tensor that it stands for."""
+    if name in ("is_conj", "resolve_conj") and any(f.dtype.is_complex for f in fakes):
+        unsupported(tx, "whether a tensor is a lazy conjugate, which its fake does not know")
+    if name in ("is_neg", "resolve_neg") and any(f.meta.is_neg() for f in fakes):
+        unsupported(tx, "whether a tensor is a lazy negative, which its fake does not know")
+    if name == "_is_view" and tx.tensors.of_fake[id(fakes[0])].real is not None:
+        unsupported(tx, "whether an input is a view, which its fake does not know")
 
 
 # %% [markdown]
@@ -283,57 +289,26 @@ def wrap_result(tx, node, result) -> AbstractValue:
 #
 # Metadata is read from the fake. What only the real tensor knows (its numbers, its address) ends the graph.
 #
-# Names come in groups (`library/tensor_names.py`). A name is looked for in them from the top. Between the groups
-# stand the attributes whose answer depends on what the trace has done so far. An input to which the graph has written
-# has another history than the real tensor. The attribute `data` shares memory, so that nothing is known any more
-# about numbers in it. What no group has is looked up in the tensor's class, as Python would: a method is kept by
-# name, until it is called.
+# Names come in groups (`library/tensor_names.py`). Before them comes a table of the attributes whose answer depends on what the trace
+# has done so far, such as `grad` (`library/tensor_attributes.py`). What no group has is looked up in the tensor's class, as Python
+# would: a method is kept by name, until it is called.
 
 # %%
-def said_by(tx: Tracer, tensor: torch.Tensor, name: str):
-    """An attribute. Of a view that a write to its base has made invalid, a question for its history is an error."""
-    try:
-        return getattr(tensor, name)
-    except RuntimeError as error:
-        unsupported(tx, f"{name}: {str(error).splitlines()[0]}")
+TENSOR_ATTRIBUTES = Table()          # name -> function(tx, tensor); NotImplemented leaves it to what follows
 
 
 def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
-    fake, real, cls = tensor.fake, tensor.real, tensor.cls
-    if name == "shape":
-        return tensor_shape(tx, tensor)
-    if name == "requires_grad" and taken_without_gradients(fake):
-        # It is what the base says, which for an input that is itself a view is another tensor
-        unsupported(tx, "requires_grad of a view that was taken while gradients were off")
-    if name == "nbytes":
-        return call(tx, wrap(tx, operator.mul), [call(tx, MethodName(self=tensor, name="numel"), []), const(fake.itemsize)])
+    row, real, cls = TENSOR_ATTRIBUTES.get(name), tensor.real, tensor.cls
+    if row is not None and (answer := row(tx, tensor)) is not NotImplemented:
+        return answer
     if name in METADATA:
-        return wrap_constant(tx, getattr(fake, name))
-    if name == "data":                 # the same memory with a version counter of its own
-        for value in tx.tensors.of_fake.values():
-            if storage_key(value.fake) == storage_key(tensor.fake):
-                value.number, value.updates = None, ((), -1)
-    if name in VIEW_ATTRIBUTES or name == "data":
+        return wrap_constant(tx, getattr(tensor.fake, name))
+    if name in VIEW_ATTRIBUTES:
         return emit(tx, "call_function", getattr, [tensor, const(name)], {})
-    if name == "__class__":
-        return wrap(tx, cls)
-    if name in ("is_leaf", "grad_fn") and real is not None and fake._version != tensor.version:
-        if not fake.requires_grad and not fake._is_view():             # whatever was written, there is no history
-            return const(True) if name == "is_leaf" else NONE
-        reason = f"{name} of an input that the graph has written to"
-        check_unused(tx, tensor, reason)
-        unsupported(tx, reason)
-    if name == "grad_fn" and (node := said_by(tx, real if real is not None else fake, name)) is not None:
-        guard(tx, part(AttrSource, tensor.source, name), "TYPE_MATCH", type(node))
-        return ObjVal(real=node, cls=type(node))
-    if name == "grad" and (tensor.is_leaf or tensor in tx.effects.retained or tensor in tx.effects.gradients):
-        return gradient_of(tx, tensor)
-    if name == "retains_grad" and (tensor.is_leaf or real is None):
-        return const(tensor in tx.effects.retained)
     if real is not None and name in READ_FROM_INPUT:
         return wrap(tx, said_by(tx, real, name), AttrSource(tensor.source, name))
     if name in ("is_leaf", "grad_fn"):
-        return const(said_by(tx, fake, name))
+        return const(said_by(tx, tensor.fake, name))
     found = class_lookup(cls, name)
     if found is MISSING and real is not None and name in real.__dict__:
         return wrap(tx, real.__dict__[name], AttrSource(tensor.source, name))
@@ -343,6 +318,15 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
     if isinstance(found, (property, types.GetSetDescriptorType)):
         unsupported(tx, f"the tensor attribute {name}")
     return MethodName(self=tensor, name=name)
+
+
+def said_by(tx: Tracer, tensor: torch.Tensor, name: str):
+    """An attribute. Of a view that a write to its base has made invalid, a question for its history is an error."""
+    try:
+        return getattr(tensor, name)
+    except RuntimeError as error:
+        unsupported(tx, f"{name}: {str(error).splitlines()[0]}")
+
 
 # %% [markdown]
 # What follows on such a question may be a hook. Behind a break it hangs on the real tensor, which has no part in what
@@ -425,38 +409,16 @@ def size_node(tx, tensor, dim, size) -> AbstractValue:
 
 
 # %% [markdown]
-# Most methods are operations of the graph, and the last line of the next function is all that they need. Before it stand
-# those that are none. A tensor that is known to hold a certain number may be asked for it. The others are questions
-# about shapes, strides and places, which the fake answers, with a guard where the answer is not part of the tensor's own.
+# Methods are operations of the graph, and the last line of the next function is all that they need. Those that are questions about
+# shapes, strides and places have rows in the table of methods. A tensor that is known to hold a certain number may be asked for it.
 
 # %%
 CONVERSIONS = {"__int__": int, "__float__": float, "__index__": operator.index, "__bool__": bool}
 
 
 def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -> AbstractValue:
-    if name in ("item", "tolist", "__int__", "__float__", "__index__", "__bool__") and not args:
-        if type(known := as_number(tensor)) is Const:
-            return known if name in ("item", "tolist") else const(CONVERSIONS[name](known.value))
+    if name in ("item", "tolist", *CONVERSIONS) and not args and type(known := as_number(tensor)) is Const:
+        return const(CONVERSIONS[name](known.value)) if name in CONVERSIONS else known
     if name in REFUSED_METHODS or name == "to" and any(type(a) is ObjVal for a in args):
         unsupported(tx, f"Tensor.{name}() needs the numbers of the tensor or changes what it is")
-    if name == "size":
-        shape = tensor_shape(tx, tensor)
-        if not args and not kwargs:
-            return shape
-        dim = (args or list(kwargs.values()))[0]
-        if type(dim) is Const and -len(shape.items) <= dim.value < len(shape.items):
-            return shape.items[dim.value]
-    if name in ("dim", "ndimension"):
-        return const(tensor.fake.dim())
-    if name == "__len__":
-        return tensor_shape(tx, tensor).items[0]
-    if name == "stride":
-        guard_strides(tx, tensor.fake)
-    if name == "is_shared" and tensor.real is not None:
-        guard(tx, part(CallSource, tensor.source, "is_shared"), "CONSTANT_MATCH", tensor.real.is_shared())
-        return const(tensor.real.is_shared())
-    if name == "get_device" and tensor.fake.device.type == "cpu":
-        return const(-1)
-    if name == "storage_offset":
-        guard_place(tx, tensor.fake)
     return emit(tx, "call_method", name, [tensor, *args], kwargs)

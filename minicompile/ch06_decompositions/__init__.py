@@ -8,9 +8,8 @@
 
 # %%
 from . import rules  # noqa: F401
-from .decompose import Decomposed, decompose, fallbacks, violations
+from .decompose import Decomposed, decompose, violations
 from .primitives import PRIMITIVES, is_primitive
 from .table import TABLE, decomposition
 
-__all__ = ["PRIMITIVES", "TABLE", "Decomposed", "decompose", "decomposition", "fallbacks", "is_primitive",
-           "violations"]
+__all__ = ["PRIMITIVES", "TABLE", "Decomposed", "decompose", "decomposition", "is_primitive", "violations"]

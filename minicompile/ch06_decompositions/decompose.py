@@ -26,7 +26,7 @@ from ..ch01_graphs.recipes import NotKept, asked, fills_its_memory
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.trace import Recorder, run_recorded
 from ..ch05_autograd.cleanup import clean
-from .primitives import PRIMITIVES, is_primitive
+from .primitives import PRIMITIVES
 from .table import HALF, TABLE
 
 aten = torch.ops.aten
@@ -302,8 +302,7 @@ def question(recorder: Recorder, rule, args, kwargs, node: fx.Node | None = None
 
 # %%
 def decompose(gm: fx.GraphModule) -> fx.GraphModule:
-    """The functional ATen graph `gm` over primitives, and operators that nothing decomposes (see
-    `fallbacks`).
+    """The functional ATen graph `gm` over primitives, and operators that nothing decomposes.
 
     Every node keeps `location` and names the node it came from in `origins`. The input graph is unchanged.
     """
@@ -339,14 +338,6 @@ def decompose(gm: fx.GraphModule) -> fx.GraphModule:
     result = recorder.finish(outputs)
     result.meta.update(gm.meta)
     return clean(result)
-
-
-def fallbacks(gm: fx.GraphModule) -> dict:
-    """Operator -> number of calls, for calls that are not primitives: later stages run them as library
-    calls."""
-    targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
-    return {op: targets.count(op) for op in dict.fromkeys(targets)
-            if isinstance(op, torch._ops.OpOverload) and not is_primitive(op)}
 
 
 # %% [markdown]

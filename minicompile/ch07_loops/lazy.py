@@ -254,9 +254,9 @@ def element_of(x: Lazy, layout: Layout, b: Builder | None = None) -> Element:
     return Element(variables, linear(index, layout.stride, layout.offset), b, b.read(x, index))
 
 
-def store_into(g: Lowering, x: Lazy, name: str, layout: Layout, element: Element | None = None) -> None:
-    """Emit the loop that evaluates `x` everywhere and stores it into a window of buffer `name`. element: of `element_of`, if known."""
-    variables, at, b, value = element or element_of(x, layout)
+def store_into(g: Lowering, x: Lazy, name: str, layout: Layout) -> None:
+    """Emit the loop that evaluates `x` everywhere and stores it into a window of buffer `name`."""
+    variables, at, b, value = element_of(x, layout)
     b.store(name, at, value)
     emit_loop(g, variables, (), b, footprint(x)[0])
 
