@@ -744,7 +744,7 @@ for function in (cleared, looks_first):
 # is the error. (`anchor` is an empty tensor that requires a gradient. Without it no operand would, and autograd would
 # not note the node.)
 #
-# %show minicompile.ch12_training.leaving.Spent
+# %show minicompile.ch12_training.slots.Spent
 
 
 # %%

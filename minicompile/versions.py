@@ -190,9 +190,9 @@ def make_entry(state: FrameState, function, args, captured):
     namespace = {"__K": captured.constants, "__EVALUATE": EVALUATE, "__next": [entries.missed],
                  "__refuted": functools.partial(hook.run, None, refuted, weakref.ref(state))}
     if captured.gm is not None:
-        body = captured.before + call_of_graph(state, captured, namespace) + body
-        inputs = captured.inputs
-    elif not (captured.breaks or state.context.fullgraph):
+        body, inputs = call_of_graph(state, captured, namespace) + body, captured.inputs
+    body = captured.before + body
+    if captured.gm is None and not (captured.breaks or state.context.fullgraph):
         body = "return __EVALUATE"     # nothing for the compiler here, as long as the guards hold; what it calls may break
     for problem, of_the_program in captured.close():
         if of_the_program or state.context.fullgraph:

@@ -315,11 +315,11 @@ for _points, _name, _cases in ((3, "equal counters share", ["nothing is changed"
 task("forget-gradients", title="Gradients that nobody will read", minutes=40, about="""\
 A step that begins with `zero_grad()` frees the old gradients before it needs memory for anything else. In compiled code, effects happen
 at the end, so without care the old gradients live until the new ones are there. Find the gradients that can be given up before the graph
-runs. `ep.tx` is the trace. The keys of the dictionary `tx.effects.gradients` are the leaves whose `.grad` the program has changed. If the
-program has looked at what was there before, `tx.effects.found[leaf]` is the trace's value for it, a `TensorVal` unless there was None.
+runs. `ep.tx` is the trace. The keys of the dictionary `autograd(tx).gradients` are the leaves whose `.grad` the program has changed. If the
+program has looked at what was there before, `autograd(tx).found[leaf]` is the trace's value for it, a `TensorVal` unless there was None.
 The tensor is needed if a node of the graph reads it (`old.node.users`), if the graph returns it (`ep.outputs` is a list of nodes), or if
 the text that was written already reads it, or something that is reached through it: `ep.names` are the values that this text reads,
-`value.source` is where from, and `path_of(source)` gives the source, its base, and so on to the root. Write the line `PATH.grad = None`
+`value.source` is where from, and `path_of(source)` gives the source, its base, and so on to the root. Return the line `PATH.grad = None`
 for each of the others, where PATH is `source_text(ep, leaf.source)`. If the program has not looked, as in `zero_grad()`, nobody knows
 whether there is a gradient, and nobody needs it: it gets a line as well, if the leaf came in (it has a `source`). What is given up must
 not be an input of the graph any more: erase its node, and remove it from `tx.tensors.inputs`, a dictionary whose keys are the

@@ -1,21 +1,22 @@
 from minicompile.ch02_guards.sources import path_of
 from minicompile.ch03_capture.epilogue import source_text
 from minicompile.ch03_capture.values import TensorVal
+from minicompile.ch12_training.slots import autograd
 
 
 def _forget(ep, *, users=True, outputs=True, names=True, through=True, erase=True, lines=True, inputs=True, once=False, unseen=True):
     tx, text, unread = ep.tx, [], []
     read = {s for value in ep.names for s in (path_of(value.source) if through else [value.source])} if names else set()
-    for leaf in tx.effects.gradients:
-        old = tx.effects.found.get(leaf)
+    for leaf in autograd(tx).gradients:
+        old = autograd(tx).found.get(leaf)
         if old is None and leaf.source is not None and unseen and lines:
-            text.append(f"{source_text(ep, leaf.source)}.grad = None\n")
+            text.append(f"{source_text(ep, leaf.source)}.grad = None")
         if type(old) is not TensorVal or users and old.node.users or outputs and old.node in ep.outputs or old.source in read:
             continue
         if once and old.node in unread:
             continue
         if lines:
-            text.append(f"{source_text(ep, leaf.source)}.grad = None\n")
+            text.append(f"{source_text(ep, leaf.source)}.grad = None")
         if old.node not in unread:
             unread.append(old.node)
     if erase:
@@ -23,11 +24,11 @@ def _forget(ep, *, users=True, outputs=True, names=True, through=True, erase=Tru
             if inputs:
                 del tx.tensors.inputs[node]
             tx.graph.erase_node(node)
-    return "".join(text)
+    return text
 
 
 def wrong_nothing(ep):
-    return ""
+    return []
 
 
 def wrong_what_the_graph_reads(ep):

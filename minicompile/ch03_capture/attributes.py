@@ -24,7 +24,7 @@ from ..ch02_guards.sources import (
     AttrSource, CallSource, ConstantSource, FieldSource, InstanceDictSource, ItemSource, ModuleAttrSource, SlotSource)
 from .effects import changed, touch
 from .interpreter import unless_raised
-from .tensors import set_gradient, tensor_attribute
+from .tensors import tensor_attribute
 from .tracer import PYTHON, Tracer, call, constant_source, guard, read_once, unsupported, written_global
 from .values import (
     AbstractValue, CONSTANT_TYPES, Const, DELETED, DictVal, ExcVal, FuncVal, ListVal, MISSING, MethodName, MethodVal, NONE, NUMBERS,
@@ -34,6 +34,7 @@ from .wrap import entries, part, realize, wrap
 GETATTR = Table()
 attributes_of = GETATTR.of           # function(tx, value, name) -> AbstractValue
 SETATTR = Table()                    # `type`, for classes of the trace -> function(tx, value, name, new value or None)
+SET_ON_TENSOR = Table()              # name -> function(tx, tensor, new value)
 
 
 def get_attribute(tx: Tracer, value: AbstractValue, name: str) -> AbstractValue:
@@ -481,10 +482,8 @@ def set_attribute(tx: Tracer, obj: AbstractValue, name: str, value: AbstractValu
             class_lookup(obj.cls, name) is MISSING:
         obj.attrs[name] = value              # `state_dict()` does
         return
-    if type(obj) is TensorVal and name == "grad":
-        return set_gradient(tx, obj, NONE if value is None else value)
-    if type(obj) is TensorVal and name == "requires_grad" and type(value) is Const and obj.is_leaf:
-        return call(tx, MethodName(self=obj, name="requires_grad_"), [value])
+    if type(obj) is TensorVal and name in SET_ON_TENSOR:
+        return SET_ON_TENSOR[name](tx, obj, NONE if value is None else value)
     if type(obj) is ExcVal and value is not None:
         return set_exception_attribute(tx, obj, name, value)
     if is_class(obj) and obj.real in tx.classes.made:

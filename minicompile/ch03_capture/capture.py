@@ -32,7 +32,7 @@ from ..ch01_graphs.graph import graph_module
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.identity import held
-from ..ch02_guards.sources import ClosureCellSource, InstanceDictSource, LocalSource, ModuleAttrSource, path_of
+from ..ch02_guards.sources import ClosureCellSource, InstanceDictSource, LocalSource, ModuleAttrSource
 from ..errors import SkipFrame, Unsupported, marked
 from . import opcodes, opcodes_calls  # noqa: F401 (they fill tables)
 from .library import (  # noqa: F401
@@ -42,13 +42,12 @@ from .library.contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .attributes import own_fields
 from .binding import SUSPENDS
 from .effects import written_storages
-from .epilogue import Epilogue, expression, output_text, pool, refuse_to_leave, source_text, write_effects
+from .epilogue import AHEAD, Epilogue, expression, output_text, pool, refuse_to_leave, write_effects
 from .hook import EVALUATE
 from .inputs import fixed_marks, guard_counters, guard_sizes
 from .interpreter import Frame, StopTrace, has_cleanup, run_instructions
 from .operations import BRANCH_ON_VALUES
 from .library.graph_functions import OPERATORS
-from .tensors import guard_apart
 from .tracer import Globals, Tracer, location, step_of
 from .values import DictVal, Lazy, MISSING, ObjVal, SymVal, TensorVal, UserError, captures, describe
 from .wrap import guard_unseen, is_fixed, realize, wrap
@@ -297,8 +296,6 @@ def guard_aliasing(tx):
             facts = type(v.real), v.real.dtype, v.real.device, v.real.requires_grad, v.real.dim()
             alike.setdefault((isinstance(v.source, ModuleAttrSource), *facts), []).append(v)
         groups += alike.values()
-    if tx.effects.gradients:
-        guard_apart(tx, {**tx.effects.gradients, **tx.effects.found})
     for group in groups:
         if len(group) > 1:
             tx.guards.add(group[0].source, "NOT_ALIASED", tuple(v.source for v in group[1:]))
@@ -329,17 +326,15 @@ def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
     guard_sizes(tx)
     guard_aliasing(tx)
     guard_counters(tx)
-    gm, before, retreat = None, forget_gradients(ep), "__EVALUATE"
+    gm, before, retreat = None, "".join(line + "\n" for lines_ahead in AHEAD for line in lines_ahead(ep)), "__EVALUATE"
     assumed = tx.symbols.assumptions
     right = output_text(ep, assumed[-1][0].node) if assumed else None
-    flags = [f"{source_text(ep, leaf.source)}.requires_grad_({flag})" for leaf, flag in tx.effects.flags.items()]
     if any(n.op != "placeholder" for n in tx.graph.nodes) and (ep.outputs or has_effects(tx.graph)):
         output = tx.graph.output(tuple(ep.outputs))
         output.meta.update(val=tuple(n.meta["val"] for n in ep.outputs), location=None, origins=())
         order_placeholders(tx.graph)
         drop_dead(tx.graph)
         gm = graph_module(torch.nn.Module(), tx.graph)
-        before += "".join(line + "\n" for line in flags)
     elif ep.outputs:
         raise AssertionError("outputs without a graph")
     traceless = leaves_no_trace(tx)
@@ -354,29 +349,9 @@ def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
     written = [(value.source, name) for value, _ in tx.effects.changed.values()
                if type(value) is ObjVal and value.cls is not types.ModuleType and value.source for name in value.attrs]
     return Captured(gm, [node.meta["source"] for node in inputs], list(inputs.values()), tx.guards,
-                    "\n".join(lines if gm is not None else flags + lines),
+                    "\n".join(lines),
                     tuple(held(real) for _, real in tx.objects.constants.values()), list(breaks), functools.partial(close_guards, tx),
                     tuple(written), traceless, tuple(ep.weak), tx.symbols.sources, before, retreat)
-
-
-# %% tags=["exercise:forget-gradients"]
-def forget_gradients(ep: Epilogue) -> str:
-    """Text, a line for each that ends with a newline, that drops before the graph runs the gradients that the end replaces and that
-    nothing reads: no node, and not the text that `ep` has written, which also reads what is reached through a gradient. A step that
-    begins with `zero_grad()` then needs no memory for the gradients of the step before. They are no inputs of the graph any more."""
-    tx, lines, unread = ep.tx, [], set()
-    read = {source for value in ep.names for source in path_of(value.source)}
-    for leaf in tx.effects.gradients:
-        old = tx.effects.found.get(leaf)                 # None: the program has not looked whether there is one
-        if type(old) is TensorVal and not old.node.users and old.node not in ep.outputs and old.source not in read:
-            unread.add(old.node)
-        elif old is not None or leaf.source is None:
-            continue
-        lines.append(f"{source_text(ep, leaf.source)}.grad = None\n")
-    for node in unread:
-        del tx.tensors.inputs[node]
-        tx.graph.erase_node(node)
-    return "".join(lines)
 
 
 # %%

@@ -38,20 +38,8 @@ class Effects:
     """changed: id of a value -> the value, and what it held before. calls: those that are made after the graph has run,
     (function, values of its arguments). undo: functions that take back what was done ahead of the graph. pure_since: when the
     code began that may change only what it has made, or 0. region: the number of the checkpoint that the program is in, or 0.
-    generators: those that have begun. gradients: leaf -> what its `.grad` has become; found: leaf -> what
-    was read there before. consumed: nodes of the autograd graph that a backward pass has freed. points: node of the autograd
-    graph -> what the trace knows of the hooks there; hooks, later_hooks: leaf -> hooks that the trace has registered, by their
-    handles; retained: tensors that retain their gradients, with a handle. flags: input -> whether it requires a gradient, from
-    before the graph runs (chapter 12)."""
+    generators: those that have begun."""
     changed: dict = field(default_factory=dict)
-    gradients: dict = field(default_factory=dict)
-    found: dict = field(default_factory=dict)
-    points: dict = field(default_factory=dict)
-    hooks: dict = field(default_factory=dict)
-    later_hooks: dict = field(default_factory=dict)
-    retained: dict = field(default_factory=dict)
-    flags: dict = field(default_factory=dict)
-    consumed: set = field(default_factory=set)
     calls: list = field(default_factory=list)
     undo: list = field(default_factory=list)
     generators: list = field(default_factory=list)

@@ -28,7 +28,7 @@ import torch
 
 from ..ch01_graphs.graph import known_history
 from ..ch02_guards.identity import HEAP_TYPE
-from ..ch02_guards.sources import AttrSource, ConstantSource, LocalSource
+from ..ch02_guards.sources import ConstantSource, LocalSource
 from ..errors import Unsupported
 from . import hook
 from .library.contexts import grad_switch
@@ -37,7 +37,7 @@ from .iterate import PLAIN_ITERATORS
 from .tracer import Tracer, constant_source, globals_of, location
 from .values import (
     AbstractValue, ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
-    MethodName, MethodVal, NONE, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TracebackVal, TupleVal, ViewVal,
+    MethodName, MethodVal, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TracebackVal, TupleVal, ViewVal,
     describe, is_unseen, like, native_new)
 
 
@@ -444,18 +444,16 @@ def context_text(ep, value):
 # held then and what it holds now (`effects.py`). They change it in place, because others may hold it too.
 
 # %%
+ENDINGS: list = []           # function(ep): writes, or refuses, what later chapters have noted
+AHEAD: list = []             # function(ep) -> lines of text that run before the graph
+
+
 def write_effects(ep: Epilogue):
     """Text for everything the program changed outside of itself."""
     for value, before in list(ep.tx.effects.changed.values()):
         WRITERS[type(value)](ep, value, before)
-    for leaf, gradient in ep.tx.effects.gradients.items():
-        if leaf.source is not None or leaf in ep.names:
-            if gradient is NONE and leaf.source is not None and ep.tx.guards.has_none(AttrSource(leaf.source, "grad")):
-                continue                             # a step that ends with `zero_grad()` finds none and leaves none
-            ep.writes.append(f"{expression(ep, leaf)}.grad = {expression(ep, gradient)}")
-    for leaf, hooks in (*ep.tx.effects.hooks.items(), *ep.tx.effects.later_hooks.items()):
-        if hooks and leaf.source is not None:
-            refuse_to_leave(ep, "a tensor with a hook that the function has registered", next(iter(hooks)))
+    for write in ENDINGS:
+        write(ep)
     refuse_made_leaves(ep)
     for function, args in ep.tx.effects.calls:
         ep.writes.append(f"{pool(ep, function)}({expressions(ep, args)})")

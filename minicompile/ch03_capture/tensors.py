@@ -351,44 +351,6 @@ def check_unused(tx: Tracer, tensor: TensorVal, reason: str) -> None:
             raise
 
 # %% [markdown]
-# `grad` is special. A program may read it, clear it and set it, and an optimizer does all three. What the
-# trace assigns is kept in the effects, read from there if somebody asks again, and assigned for real at the
-# end.
-
-# %%
-def gradient_of(tx: Tracer, leaf: TensorVal) -> AbstractValue:
-    """`leaf.grad`, as it is now."""
-    if leaf in tx.effects.gradients or leaf.real is None:
-        return tx.effects.gradients.get(leaf, NONE)
-    if leaf not in tx.effects.found:
-        tx.effects.found[leaf] = wrap(tx, leaf.real.grad, AttrSource(leaf.source, "grad"))
-    return tx.effects.found[leaf]
-
-
-def set_gradient(tx: Tracer, leaf: TensorVal, gradient: AbstractValue):
-    """`leaf.grad = gradient`; it happens at the end of the compiled function."""
-    if leaf.real is not None and not leaf.real.is_leaf:
-        unsupported(tx, "the attribute grad of a tensor that is no leaf")
-    if gradient is not NONE and (type(gradient) is not TensorVal or gradient is leaf or any(
-            getattr(gradient.fake, fact) != getattr(leaf.fake, fact) for fact in ("shape", "dtype", "device"))):
-        unsupported(tx, "the attribute grad set to what is no gradient of the tensor")
-    if tx.effects.pure_since:
-        unsupported(tx, "a gradient assigned in code that is not run exactly once")
-    tx.effects.gradients[leaf] = gradient
-
-
-
-def guard_apart(tx: Tracer, tensors):
-    """`tensors`, those of them that are inputs, are different ones: one that came twice would have one gradient."""
-    alike: dict = {}
-    for t in tensors:
-        if t.source is not None:
-            alike.setdefault((t.cls, t.fake.dtype, t.fake.dim()), []).append(t.source)
-    for source, *others in alike.values():
-        if others:
-            guard(tx, source, "NOT_ALIASED", tuple(others))
-
-# %% [markdown]
 # A shape is a tuple, some of whose items may be symbols. Each symbol that the program asks for is a node of the graph.
 
 # %%

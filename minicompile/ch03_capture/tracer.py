@@ -113,8 +113,14 @@ class Tracer:
     frames: list = field(default_factory=list)       # the calls that are being interpreted, outermost first
     contexts: list = field(default_factory=list)     # the context managers that the program is in
     path: list = field(default_factory=list)         # of the outermost frame: (position, births until then)
+    notes: dict = field(default_factory=dict)        # what later chapters have to remember: a record each, by its class
     ops: int = 0                                     # instructions interpreted, in all frames
     told: bool = False                               # the program was told that it is being compiled
+
+
+def notes_of(tx: Tracer, record: type):
+    """The record of this class that a later chapter keeps of the trace."""
+    return tx.notes.get(record) or tx.notes.setdefault(record, record())
 
 
 # %% [markdown]

@@ -36,11 +36,12 @@ from ..ch01_graphs.graph import closure, history_of
 from ..ch01_graphs.layouts import is_dense, same_layout
 from ..ch01_graphs.trace import backward_pass
 from ..ch02_guards.sources import AttrSource
+from ..ch03_capture.attributes import SET_ON_TENSOR
 from ..ch03_capture.calls import handles, inline_code
 from ..ch03_capture.iterate import unpack
 from ..ch03_capture.protocol import METHODS
 from ..ch03_capture.storage import taken_without_gradients
-from ..ch03_capture.tensors import emit, finish_node, gradient_of, guard_apart, set_gradient
+from ..ch03_capture.tensors import emit, finish_node
 from ..ch03_capture.tracer import Tracer, call, guard, location, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, Const, ObjVal, TensorVal, TupleVal
 from ..ch03_capture.wrap import wrap
@@ -48,6 +49,7 @@ from ..ch05_autograd.joint import saved_by
 from ..errors import SkipFrame
 from .hooks import (LATER_HOOKS, TENSOR_HOOKS, changed_at_point, changed_by_hooks, hooks_of, points_before, retain_grad, tell_hooks,
                     until_points)
+from .slots import autograd, gradient_of, guard_apart, set_gradient
 
 # %% [markdown]
 # ## The node
@@ -251,7 +253,7 @@ def one_pass(walk: Walk, outputs: list, wanted: list, tangents: AbstractValue, s
     """Emit the node of a pass from `outputs`, which comes to `nodes` of the autograd graph."""
     tx = walk.tx
     saving = {node for node in on_the_way(nodes, wanted) if any(isinstance(t, torch.Tensor) for t in saved_by(node))}
-    if walk.several and not saving.isdisjoint(tx.effects.consumed):
+    if walk.several and not saving.isdisjoint(autograd(tx).consumed):
         unsupported(tx, "backward() through a graph a second time")
     further = {"create_graph": Const(value=True)} if walk.create else {}
     if stops:
@@ -259,7 +261,7 @@ def one_pass(walk: Walk, outputs: list, wanted: list, tangents: AbstractValue, s
     result = emit(tx, "call_function", gradients, [TupleVal(items=outputs), TupleVal(items=wanted), tangents,
                                                    Const(value=walk.retain or walk.several), Const(value=walk.keep)], further)
     if not walk.retain:
-        tx.effects.consumed |= saving
+        autograd(tx).consumed |= saving
     for leaf, gradient in zip(wanted, result.items):
         if type(gradient) is TensorVal:
             before = walk.found.get(leaf)
@@ -291,7 +293,7 @@ def deliver(walk: Walk, outputs: list) -> None:
 def pass_to_points(walk: Walk, outputs: list, tangents: AbstractValue) -> None:
     tx, nodes = walk.tx, until_points(walk.tx, outputs)
     here = [p for p in walk.points if any(t.fake.grad_fn in nodes for t in p.after)]
-    if any(t.fake.requires_grad and tx.effects.points.get(t.fake.grad_fn) is not p for p in here for t in p.after):
+    if any(t.fake.requires_grad and autograd(tx).points.get(t.fake.grad_fn) is not p for p in here for t in p.after):
         unsupported(tx, "a tensor with a hook that was written to")
     leaves = [t for t in walk.leaves if is_one_of(t, outputs) or is_at(t, nodes)]
     wanted = dict.fromkeys(leaves + [t for p in here for t in p.after if t.fake.requires_grad])
@@ -382,7 +384,7 @@ def backward(tx: Tracer, tensors, grad_tensors=NONE, retain_graph=NONE, create_g
     if any(type(o) is not TensorVal or not o.fake.requires_grad for o in outputs):
         unsupported(tx, "backward() of a tensor that does not require a gradient")
     leaves, history = leaves_of(tx, outputs), history_of([o.fake for o in outputs])
-    retained = [t for t in tx.effects.retained if t.fake.grad_fn in history]
+    retained = [t for t in autograd(tx).retained if t.fake.grad_fn in history]
     if inputs is not NONE:
         wanted = as_list(tx, inputs)
         for w in wanted:
@@ -482,7 +484,7 @@ handle_clearing(torch.nn.Module.zero_grad, clear_module, lambda fields: "_is_rep
 def retain(tx: Tracer, tensor: TensorVal, gradient: AbstractValue):
     if type(gradient) is TensorVal:
         present = gradient_of(tx, tensor)
-        tx.effects.gradients[tensor] = emit(tx, "call_function", torch.add, [present, gradient], {}) if type(present) is TensorVal else \
+        autograd(tx).gradients[tensor] = emit(tx, "call_function", torch.add, [present, gradient], {}) if type(present) is TensorVal else \
             emit(tx, "call_method", "clone", [gradient], {"memory_format": Const(value=torch.contiguous_format)})
 
 
@@ -516,9 +518,16 @@ def requires_grad_(tx, self, requires_grad=Const(value=True)):
     elif self.node.users or self.real._is_view() or self.source is None:
         unsupported(tx, "Tensor.requires_grad_() of an input that the graph has used, or of a view")
     else:
-        tx.effects.flags[self] = requires_grad.value
+        autograd(tx).flags[self] = requires_grad.value
     self.fake.requires_grad_(requires_grad.value)
     return self
+
+
+@SET_ON_TENSOR.of("requires_grad")
+def set_requires_grad(tx, tensor, flag):
+    if type(flag) is not Const or flag is NONE or not tensor.is_leaf:
+        unsupported(tx, "the attribute requires_grad of what is no leaf, or set to what is no constant")
+    requires_grad_(tx, tensor, flag)
 
 
 @handles(torch.autograd.grad)
@@ -531,9 +540,9 @@ def grad(tx: Tracer, outputs, inputs, grad_outputs=NONE, retain_graph=NONE, crea
         unsupported(tx, "torch.autograd.grad() that may not leave out gradients, and makes those that it leaves out")
     wanted, tangents = as_list(tx, inputs), grad_outputs if grad_outputs is NONE else as_list(tx, grad_outputs)
     outputs, found = as_list(tx, outputs), {}
-    if len(wanted) > 1 and any(w in p.after and p.hooks for p in tx.effects.points.values() for w in wanted):
+    if len(wanted) > 1 and any(w in p.after and p.hooks for p in autograd(tx).points.values() for w in wanted):
         unsupported(tx, "torch.autograd.grad() for several tensors, one of which has a hook")
-    if any(t.fake.grad_fn in history_of([o.fake for o in outputs if type(o) is TensorVal]) for t in tx.effects.retained):
+    if any(t.fake.grad_fn in history_of([o.fake for o in outputs if type(o) is TensorVal]) for t in autograd(tx).retained):
         unsupported(tx, "torch.autograd.grad() where a tensor retains its gradient")
 
     check_history(tx, outputs, wanted)

@@ -40,6 +40,7 @@ from ..ch03_capture.tensors import check_unused, emit
 from ..ch03_capture.tracer import Tracer, call, location, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, DictVal, MethodName, Mutable, TensorVal, TupleVal, const
 from ..ch03_capture.wrap import part, wrap
+from .slots import autograd
 
 
 class Point(torch.autograd.Function):
@@ -116,7 +117,7 @@ def cross(tx: Tracer, tensors: list[TensorVal], of_module: bool) -> Crossing:
     before = [TensorVal(node=t.node, fake=t.fake) for t in tensors]
     after = emit(tx, "call_function", passed, tensors, {}).items
     point = Crossing(before=before, after=after, of_module=of_module)
-    tx.effects.points[next(t.fake.grad_fn for t in after if t.fake.grad_fn is not None)] = point
+    autograd(tx).points[next(t.fake.grad_fn for t in after if t.fake.grad_fn is not None)] = point
     return point
 
 
@@ -126,8 +127,8 @@ def register_hook(tx: Tracer, self: TensorVal, hook: AbstractValue) -> AbstractV
     if not self.fake.requires_grad:
         unsupported(tx, "a hook on a tensor that does not require a gradient")
     if self.is_leaf:
-        return register_at_leaf(tx, self, hook, tx.effects.hooks)
-    point = tx.effects.points.get(self.fake.grad_fn)
+        return register_at_leaf(tx, self, hook, autograd(tx).hooks)
+    point = autograd(tx).points.get(self.fake.grad_fn)
     if point is None or point.of_module:
         check_unused(tx, self, "a hook on a tensor that was used before")
         if self.real is not None:
@@ -150,7 +151,7 @@ def register_at_leaf(tx, leaf, hook, table) -> AbstractValue:
 def register_later_hook(tx: Tracer, self: TensorVal, hook: AbstractValue) -> AbstractValue:
     if not self.is_leaf or not self.fake.requires_grad:
         unsupported(tx, "a hook for accumulated gradients of a tensor that is no leaf")
-    return register_at_leaf(tx, self, hook, tx.effects.later_hooks)
+    return register_at_leaf(tx, self, hook, autograd(tx).later_hooks)
 
 
 @METHODS.of((TensorVal, "retain_grad"))
@@ -161,7 +162,7 @@ def retain_grad(tx: Tracer, self: TensorVal) -> AbstractValue:
     if not self.fake.requires_grad or not self.is_leaf and self.real is not None or tx.effects.pure_since:
         unsupported(tx, "retain_grad() of a tensor that was computed before the compiled function was called, or needs no gradient")
     if not self.is_leaf:
-        tx.effects.retained[self] = Handle(hooks={}, location=location(tx))
+        autograd(tx).retained[self] = Handle(hooks={}, location=location(tx))
     return NONE
 
 
@@ -215,7 +216,7 @@ def tell_hooks(hooks, leaf):
 def hooks_of(tx: Tracer, tensor: TensorVal, name: str) -> list[AbstractValue]:
     """The hooks of a tensor: those that an input came with, guarded, unless they belong to what it was before it was written; and those of
     the trace."""
-    table = tx.effects.hooks if name == TENSOR_HOOKS else tx.effects.later_hooks
+    table = autograd(tx).hooks if name == TENSOR_HOOKS else autograd(tx).later_hooks
     own = list(table.get(tensor, {}).values())
     if tensor.real is None or not tensor.real.is_leaf and tensor.fake._version != tensor.version:
         return own
@@ -262,11 +263,11 @@ def changed_at_point(tx: Tracer, point: Crossing, gradients: list[AbstractValue]
 # %%
 def points_before(tx: Tracer, outputs: list[TensorVal]) -> list[Crossing]:
     """The points in the history of `outputs`, later ones first."""
-    history = history_of([o.fake for o in outputs]) if tx.effects.points else ()
-    return [point for node, point in reversed(tx.effects.points.items()) if node in history]
+    history = history_of([o.fake for o in outputs]) if autograd(tx).points else ()
+    return [point for node, point in reversed(autograd(tx).points.items()) if node in history]
 
 
 def until_points(tx: Tracer, outputs: list[TensorVal]) -> set:
     """The nodes of the autograd graph that a pass from `outputs` comes to, if it stops at points."""
-    return closure([o.fake.grad_fn for o in outputs if o.fake.grad_fn is not None], lambda node: () if node in tx.effects.points else
+    return closure([o.fake.grad_fn for o in outputs if o.fake.grad_fn is not None], lambda node: () if node in autograd(tx).points else
                    filter(None, (before for before, _ in node.next_functions)))

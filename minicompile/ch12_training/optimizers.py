@@ -32,6 +32,7 @@ from ..ch03_capture.tensors import call_tensor_method, emit
 from ..ch03_capture.tracer import Tracer, call, is_library, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, Const, DictVal, Lazy, ObjVal, SymVal, TensorVal, as_number
 from ..ch03_capture.wrap import wrap
+from .slots import autograd
 
 # %% [markdown]
 # ## The decorators
@@ -254,9 +255,9 @@ def can_make_state(tx: Tracer, optimizer: ObjVal) -> bool:
 def gradient_to_be(tx: Tracer, p: torch.Tensor) -> torch.Tensor | None:
     """A tensor like the gradient that `p` has in the trace; its numbers do not matter."""
     leaf = tx.objects.tracked.get(id(p))
-    if leaf not in tx.effects.gradients:
+    if leaf not in autograd(tx).gradients:
         return p.grad
-    gradient = tx.effects.gradients[leaf]
+    gradient = autograd(tx).gradients[leaf]
     if type(gradient) is not TensorVal:
         return None
     fake = gradient.fake                     # its sizes are those of `p`, but they may be known by the name of a symbol

@@ -15,7 +15,7 @@ from ...ch01_graphs.fake import storage_key
 from ...ch02_guards.sources import AttrSource, CallSource
 from ..protocol import METHODS, method
 from ..storage import guard_place, guard_strides, taken_without_gradients
-from ..tensors import TENSOR_ATTRIBUTES, call_tensor_method, check_unused, emit, gradient_of, said_by, tensor_shape
+from ..tensors import TENSOR_ATTRIBUTES, call_tensor_method, check_unused, emit, said_by, tensor_shape
 from ..tracer import call, guard, unsupported
 from ..values import Const, MethodName, NONE, ObjVal, TRUE, TensorVal, const
 from ..wrap import part, wrap
@@ -26,9 +26,6 @@ TENSOR_ATTRIBUTES.update({
     "__class__": lambda tx, tensor: wrap(tx, tensor.cls),
     "nbytes": lambda tx, tensor: call(tx, wrap(tx, operator.mul), [
         call(tx, MethodName(self=tensor, name="numel"), []), const(tensor.fake.itemsize)]),
-    "grad": lambda tx, tensor: gradient_of(tx, tensor) if tensor.is_leaf or tensor in tx.effects.retained
-    or tensor in tx.effects.gradients else NotImplemented,
-    "retains_grad": lambda tx, tensor: const(tensor in tx.effects.retained) if tensor.is_leaf or tensor.real is None else NotImplemented,
     # of such a view it is what the base says, which for an input that is itself a view is another tensor
     "requires_grad": lambda tx, tensor: unsupported(tx, "requires_grad of a view that was taken while gradients were off")
     if taken_without_gradients(tensor.fake) else NotImplemented})

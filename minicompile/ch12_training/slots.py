@@ -1,0 +1,190 @@
+# %% [markdown]
+# # Slots
+#
+# What a program sees of autograd, besides results, are attributes of tensors and hooks. A trace must not change them, so it notes
+# what has become of them, in one record.
+#
+# `grad` is special. A program may read it, clear it and set it, and an optimizer does all three. What the
+# trace assigns is noted, read from there if somebody asks again, and assigned for real at the end.
+
+# %%
+from dataclasses import dataclass, field
+
+import torch
+
+from ..ch01_graphs.graph import known_history
+from ..ch02_guards.sources import AttrSource, path_of
+from ..ch03_capture.attributes import SET_ON_TENSOR
+from ..ch03_capture.epilogue import AHEAD, ENDINGS, HISTORIES, expression, leaves_in, output_text, pool, refuse_to_leave, source_text
+from ..ch03_capture.tensors import TENSOR_ATTRIBUTES, finish_node
+from ..ch03_capture.tracer import Tracer, guard, notes_of, unsupported
+from ..ch03_capture.values import NONE, AbstractValue, TensorVal, const
+from ..ch03_capture.wrap import wrap
+
+
+@dataclass(eq=False)
+class Autograd:
+    """gradients: leaf -> what its `.grad` has become; found: leaf -> what was read there before. consumed: nodes of the autograd graph
+    that a backward pass has freed. points: node of the autograd graph -> what the trace knows of the hooks there; hooks, later_hooks:
+    leaf -> hooks that the trace has registered, by their handles; retained: tensors that retain their gradients, with a handle. flags:
+    input -> whether it requires a gradient, from before the graph runs."""
+    gradients: dict = field(default_factory=dict)
+    found: dict = field(default_factory=dict)
+    points: dict = field(default_factory=dict)
+    hooks: dict = field(default_factory=dict)
+    later_hooks: dict = field(default_factory=dict)
+    retained: dict = field(default_factory=dict)
+    flags: dict = field(default_factory=dict)
+    consumed: set = field(default_factory=set)
+
+
+def autograd(tx: Tracer) -> Autograd:
+    return notes_of(tx, Autograd)
+
+
+def gradient_of(tx: Tracer, leaf: TensorVal) -> AbstractValue:
+    """`leaf.grad`, as it is now."""
+    notes = autograd(tx)
+    if leaf in notes.gradients or leaf.real is None:
+        return notes.gradients.get(leaf, NONE)
+    if leaf not in notes.found:
+        notes.found[leaf] = wrap(tx, leaf.real.grad, AttrSource(leaf.source, "grad"))
+    return notes.found[leaf]
+
+
+def set_gradient(tx: Tracer, leaf: TensorVal, gradient: AbstractValue):
+    """`leaf.grad = gradient`; it happens at the end of the compiled function."""
+    if leaf.real is not None and not leaf.real.is_leaf:
+        unsupported(tx, "the attribute grad of a tensor that is no leaf")
+    if gradient is not NONE and (type(gradient) is not TensorVal or gradient is leaf or any(
+            getattr(gradient.fake, fact) != getattr(leaf.fake, fact) for fact in ("shape", "dtype", "device"))):
+        unsupported(tx, "the attribute grad set to what is no gradient of the tensor")
+    if tx.effects.pure_since:
+        unsupported(tx, "a gradient assigned in code that is not run exactly once")
+    autograd(tx).gradients[leaf] = gradient
+
+
+SET_ON_TENSOR["grad"] = set_gradient
+TENSOR_ATTRIBUTES.update({
+    "grad": lambda tx, tensor: gradient_of(tx, tensor) if tensor.is_leaf or tensor in autograd(tx).retained
+    or tensor in autograd(tx).gradients else NotImplemented,
+    "retains_grad": lambda tx, tensor: const(tensor in autograd(tx).retained) if tensor.is_leaf or tensor.real is None else NotImplemented})
+
+
+def guard_apart(tx: Tracer, tensors):
+    """`tensors`, those of them that are inputs, are different ones: one that came twice would have one gradient."""
+    alike: dict = {}
+    for t in tensors:
+        if t.source is not None:
+            alike.setdefault((t.cls, t.fake.dtype, t.fake.dim()), []).append(t.source)
+    for source, *others in alike.values():
+        if others:
+            guard(tx, source, "NOT_ALIASED", tuple(others))
+
+
+# %% [markdown]
+# ## The end of the trace
+
+# %%
+def write_gradients(ep) -> None:
+    tx, notes = ep.tx, autograd(ep.tx)
+    for leaf, gradient in notes.gradients.items():
+        if leaf.source is not None or leaf in ep.names:
+            if gradient is NONE and leaf.source is not None and tx.guards.has_none(AttrSource(leaf.source, "grad")):
+                continue                             # a step that ends with `zero_grad()` finds none and leaves none
+            ep.writes.append(f"{expression(ep, leaf)}.grad = {expression(ep, gradient)}")
+    for leaf, hooks in (*notes.hooks.items(), *notes.later_hooks.items()):
+        if hooks and leaf.source is not None:
+            refuse_to_leave(ep, "a tensor with a hook that the function has registered", next(iter(hooks)))
+    if notes.gradients:
+        guard_apart(tx, {**notes.gradients, **notes.found})
+
+
+ENDINGS.append(write_gradients)
+
+
+# %% [markdown]
+# Some of it comes before the graph runs: the old gradients go that nothing reads, and inputs get their flags.
+
+# %% tags=["exercise:forget-gradients"]
+def forget_gradients(ep) -> list[str]:
+    """Lines of text that drop, before the graph runs, the gradients that the end replaces and that nothing reads: no node, and not the
+    text that `ep` has written, which also reads what is reached through a gradient. A step that begins with `zero_grad()` then needs no
+    memory for the gradients of the step before. They are no inputs of the graph any more."""
+    tx, lines, unread = ep.tx, [], set()
+    read = {source for value in ep.names for source in path_of(value.source)}
+    for leaf in autograd(tx).gradients:
+        old = autograd(tx).found.get(leaf)               # None: the program has not looked whether there is one
+        if type(old) is TensorVal and not old.node.users and old.node not in ep.outputs and old.source not in read:
+            unread.add(old.node)
+        elif old is not None or leaf.source is None:
+            continue
+        lines.append(f"{source_text(ep, leaf.source)}.grad = None")
+    for node in unread:
+        del tx.tensors.inputs[node]
+        tx.graph.erase_node(node)
+    return lines
+
+
+# %%
+AHEAD.append(lambda ep: [*forget_gradients(ep), *(
+    f"{source_text(ep, leaf.source)}.requires_grad_({flag})" for leaf, flag in autograd(ep.tx).flags.items())])
+
+
+# %% [markdown]
+# ## Tensors that leave after a `backward()`
+#
+# A tensor whose autograd graph was used up by a `backward()` in the trace still says that it requires a
+# gradient, and asking for one is an error, the one that eager raises.
+# Where a history is not used up, a later `backward()` comes through it without the hooks that the trace has seen, and the graph
+# ends before the hook is made.
+
+# %%
+def spent_text(ep, value) -> str | None:
+    notes = autograd(ep.tx)
+    if notes.consumed and is_consumed(ep.tx, value.fake):
+        node = ep.tx.graph.call_method("detach", (value.node,))
+        finish_node(ep.tx, node, value.fake.detach())
+        return f"{pool(ep, with_spent_history)}({output_text(ep, node)}, {value in notes.retained})"
+    if notes.points or notes.hooks or notes.retained:
+        refuse_hooks(ep, value)
+
+
+HISTORIES.append(spent_text)
+
+
+def is_consumed(tx, fake) -> bool:
+    """Whether a backward pass in the trace has freed what the derivative of `fake` needs."""
+    return not autograd(tx).consumed.isdisjoint(known_history(fake))
+
+
+class Spent(torch.autograd.Function):
+    """The identity, whose derivative is what a second `backward()` is in eager."""
+
+    @staticmethod
+    def forward(ctx, anchor, tensor):
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("Trying to backward through the graph a second time (or directly access saved tensors after they "
+                           "have already been freed). The compiled function has called backward() on it; specify "
+                           "retain_graph=True there.")
+
+
+def with_spent_history(tensor, retains_grad):
+    with torch.enable_grad():
+        spent = Spent.apply(torch.empty(0, requires_grad=True), tensor)
+        if retains_grad:
+            spent.retain_grad()
+        return spent
+
+
+def refuse_hooks(ep, value):
+    notes, history = autograd(ep.tx), known_history(value.fake)
+    leaves = leaves_in(history)
+    hooks = [h for node, point in notes.points.items() if node in history for h in point.hooks]
+    hooks += [h for leaf, found in notes.hooks.items() if leaf.source is None and id(leaf.fake) in leaves for h in found]
+    hooks += [h for tensor, h in notes.retained.items() if tensor is value]
+    if hooks:
+        refuse_to_leave(ep, "a tensor on which a hook waits, or that depends on one,", hooks[0])
