@@ -9,9 +9,9 @@
 # 3. `tensors.py`, where the graph grows (`storage.py`: what a program sees of memory); `protocol.py`, how an operator
 #    finds its method; `attributes.py`, `iterate.py`, `operations.py`, `subscripts.py`, `methods.py` and `calls.py`, what
 #    Python means by `.`, `for`, `+`, `[]` and `()`; `library`, what has no bytecode to look at, one by one, among it
-#    `items.py` and `iterators.py`, what `[]` and `for` do to each kind of container, `classes.py`, classes that the trace
-#    itself makes, `contexts.py`, context managers, `control_flow.py`, branches and scans that are functions, and
-#    `regions.py`, autograd functions and checkpoints;
+#    `items.py` and `iterators.py`, what `[]` and `for` do to each kind of container, `modules.py`, modules of PyTorch,
+#    `classes.py`, classes that the trace itself makes, `contexts.py`, context managers, `control_flow.py`, branches and
+#    scans that are functions, and `regions.py`, autograd functions and checkpoints;
 # 4. `opcodes.py` and `opcodes_calls.py`: the instructions, now one to five lines each;
 # 5. `epilogue.py` and `capture.py`: the result is written down as a graph, guards, and the Python text of a
 #    function.

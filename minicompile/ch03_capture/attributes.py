@@ -19,9 +19,7 @@ import torch
 
 from ..ch02_guards.guards import class_lookup, slot, slot_is_empty
 from ..ch02_guards.identity import HEAP_TYPE
-from ..ch02_guards.torch_guards import CHILD_DICTS
-from ..ch02_guards.sources import (
-    AttrSource, CallSource, ConstantSource, FieldSource, InstanceDictSource, ItemSource, ModuleAttrSource, SlotSource)
+from ..ch02_guards.sources import AttrSource, CallSource, ConstantSource, FieldSource, InstanceDictSource, ItemSource, SlotSource
 from .effects import changed, touch
 from .interpreter import unless_raised
 from .tensors import tensor_attribute
@@ -107,7 +105,7 @@ def object_attribute(tx, obj, name):
         return find()
     if (found := unless_raised(AttributeError, find)) is not None:
         return found
-    return module_child(tx, obj, name) if fallback is torch.nn.Module.__getattr__ else call(tx, wrap(tx, fallback), [obj, const(name)])
+    return call(tx, wrap(tx, fallback), [obj, const(name)])
 
 
 def get_plainly(tx, obj, name):
@@ -279,30 +277,6 @@ def store_in_dict(tx, obj, key, value):
 
 
 # %% [markdown]
-# ## nn.Module
-#
-# A module keeps its parameters, buffers and children in three dictionaries, which its `__getattr__`
-# searches. Following it by inlining would be right and slow; the search is short enough to write down.
-
-# %%
-def module_child(tx, obj, name):
-    if obj.real is None:
-        for kind in CHILD_DICTS:
-            if kind in obj.attrs and name in obj.attrs[kind].items:
-                return realize(tx, obj.attrs[kind].items[name][1])
-        no_attribute(obj.cls, name)
-    for kind in CHILD_DICTS:
-        children = obj.real.__dict__.get(kind, {})
-        overlay = changed(tx, children)
-        if name in (children if overlay is None else overlay.items):
-            return wrap(tx, children[name], part(ModuleAttrSource, obj.source, kind, name)) if overlay is None else \
-                realize(tx, overlay.items[name][1])
-    # MODULE_STRUCTURE guards the names in those dictionaries; the class is guarded with them
-    guard_bare(tx, obj, name)
-    no_attribute(obj.cls, name)
-
-
-# %% [markdown]
 # ## Classes, Python modules, functions
 #
 # Attributes of Python modules and of the program's classes may be rebound between calls, by a test that
@@ -459,8 +433,7 @@ def constant_attribute(tx, obj, name):
 # The order of the questions is again Python's. `set_attribute` looks at the kind of value: attributes of a
 # function made by the trace are a dictionary of it, the gradient of a tensor has a place of its own in the
 # effects, an exception has fields that Python itself sets. For an object the class may have its own
-# `__setattr__`, and then this is called. PyTorch's modules have one, which sorts tensors, parameters and
-# children into three dictionaries; it is common enough to be written down.
+# `__setattr__`, and then this is called. PyTorch's modules have one (`library/modules.py`).
 #
 # `store_attribute` is reached when no class objects. A property calls its setter, and a descriptor its
 # `__set__`. Otherwise the value goes into `attrs`, in front of the real object, which stays as it is until
@@ -496,9 +469,7 @@ def set_attribute(tx: Tracer, obj: AbstractValue, name: str, value: AbstractValu
         unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
     method, arguments = ("__delattr__", [obj, const(name)]) if value is None else ("__setattr__", [obj, const(name), value])
     hook = lookup(obj.cls, method)
-    if hook is getattr(torch.nn.Module, method):
-        set_module_attribute(tx, obj, name, value)
-    elif getattr(hook, "__objclass__", None) in (object, types.SimpleNamespace):
+    if getattr(hook, "__objclass__", None) in (object, types.SimpleNamespace):
         store_attribute(tx, obj, name, value)
     elif isinstance(hook, (types.FunctionType, types.WrapperDescriptorType)):        # of dict: `__setattr__ = dict.__setitem__`
         call(tx, wrap(tx, hook), arguments)
@@ -538,7 +509,7 @@ def written_in_class(tx, cls, name: str) -> AbstractValue | None:
 
 # %% [markdown]
 # An exception has fields that Python itself sets, and others of its class. The attributes of all other objects are written by
-# `store_attribute`, those of modules after a look at their three dictionaries.
+# `store_attribute`.
 
 # %%
 def set_exception_attribute(tx, exc, name, value):
@@ -596,40 +567,3 @@ def put_attribute(tx, obj, name, value):
     touch(tx, obj)
     if obj.fields is not None:
         instance_dict(tx, obj)
-
-
-def set_module_attribute(tx, obj, name, value):
-    """nn.Module.__setattr__ sorts values into three dictionaries. A buffer is an item of its dictionary, which may be asked for its keys;
-    replacing a parameter or a child changes the structure that guards describe."""
-    fields = {} if obj.real is None else obj.real.__dict__
-    if "_parameters" not in fields:
-        return set_new_module_attribute(tx, obj, name, value)
-    structural = name in fields["_parameters"] or name in fields["_modules"]
-    overlay = changed(tx, fields["_buffers"])
-    is_buffer = name in (overlay.items if overlay else fields["_buffers"])
-    if structural or is_buffer and value is None or value is not None and issubclass(value.cls, (torch.nn.Module, torch.nn.Parameter)):
-        unsupported(tx, f"changing the parameters or submodules of a module ({name})")
-    if not is_buffer:
-        return store_attribute(tx, obj, name, value)
-    if type(value) is not TensorVal and value is not NONE:
-        unsupported(tx, f"a buffer set to something that is no tensor ({name})")
-    buffers = get_attribute(tx, obj, "_buffers")
-    touch(tx, buffers)
-    buffers.items[name] = const(name), value
-
-
-def set_new_module_attribute(tx, obj, name, value):
-    """The same for a module that the trace itself has made, such as a loss, or whose `__init__` it runs:
-    nothing guards its structure."""
-    cls = value.cls if value is not None else type(None)
-    known = [kind for kind in CHILD_DICTS if kind in obj.attrs and name in obj.attrs[kind].items]
-    kind = next((k for k, c in (("_modules", torch.nn.Module), ("_parameters", torch.nn.Parameter))
-                 if issubclass(cls, c)), known[0] if known else None)
-    if kind is not None and kind not in obj.attrs:
-        user_error(AttributeError, "cannot assign module before Module.__init__() call")
-    if value is None or set(known) - {kind}:
-        unsupported(tx, f"moving the attribute {name} of a new module")
-    if kind is None:
-        store_attribute(tx, obj, name, value)
-    else:
-        obj.attrs[kind].items[name] = const(name), value

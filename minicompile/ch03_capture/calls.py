@@ -19,11 +19,10 @@ import torch
 
 from .. import marks
 from ..ch01_graphs.floats import MATH
-from ..ch02_guards.torch_guards import GLOBAL_HOOKS, HOOK_DICTS
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ItemSource
 from ..errors import SkipFrame
-from .attributes import get_attribute, get_plainly, is_library_class, module_child, store_attribute
+from .attributes import get_attribute, get_plainly, is_library_class, store_attribute
 from .effects import changed
 from .interpreter import inline
 from .library.fields import NAMING
@@ -74,8 +73,8 @@ NO_ARGUMENT = (ObjVal, FuncVal, MethodVal, PartialVal)
 # In order: a function with a handler is handled. A class is instantiated. A function that belongs into the graph,
 # which is what most of torch's functions are, becomes a node, unless one of its arguments is something that a node
 # cannot have, a function of the trace for example; then it is inlined like any Python function. Then decides the
-# type of the callable: Python functions, methods of C classes, partials. A module of PyTorch is called by its
-# `forward`, and an object by the `__call__` of its class. What is left breaks the graph.
+# type of the callable: Python functions, methods of C classes, partials. An object is called by the `__call__` of its class; that of
+# PyTorch's modules has a handler (`library/modules.py`). What is left breaks the graph.
 
 # %%
 @CALLS.of(ObjVal)
@@ -92,8 +91,6 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
         return call_graph_function(tx, real, args, kwargs)
     if kind in REAL_CALLS:
         return REAL_CALLS[kind](tx, function, args, kwargs)
-    if issubclass(function.cls, torch.nn.Module):
-        return call_module(tx, function, args, kwargs)
     if method := python_method(function.cls, "__call__"):
         return call(tx, wrap(tx, method), [function, *args], kwargs)
     if (getattr(real, "__module__", None) or kind.__module__).split(".")[0] == "numpy" and real is not None:
@@ -223,30 +220,6 @@ def is_refused_module(name: str) -> bool:
     """Modules whose functions do what a graph cannot: input and output, threads, random state, other
     compilers."""
     return name.split(".")[0] in REFUSED_ROOTS or name.startswith(REFUSED_PREFIXES)
-
-
-# %% [markdown]
-# ## Modules
-#
-# `module(x)` is `Module.__call__`, a long function about hooks that ends in `self.forward(x)`. Without
-# hooks (the guard on the module's structure says so) that is all it does.
-
-# %%
-def call_module(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
-    fields = {k: v.items for k, v in function.attrs.items() if k in HOOK_DICTS} if function.real is None else \
-        function.real.__dict__
-    if issubclass(function.cls, torch.jit.ScriptModule):
-        unsupported(tx, "a call of a TorchScript module")
-    if function.cls.__module__ == "torch._dynamo.eval_frame":      # what torch.compile returned for a module
-        return call(tx, module_child(tx, function, "_orig_mod"), args, kwargs)
-    call_of_class = lookup(function.cls, "__call__")
-    if call_of_class is not torch.nn.Module.__call__:
-        return call(tx, wrap(tx, call_of_class), [function, *args], kwargs)
-    tx.guards.add(None, "GLOBAL_HOOKS")
-    around = lookup(function.cls, "_call_impl")
-    if any(map(fields.get, HOOK_DICTS)) or any(GLOBAL_HOOKS) or around is not torch.nn.Module._call_impl:
-        return call(tx, wrap(tx, around), [function, *args], kwargs)
-    return call(tx, get_attribute(tx, function, "forward"), args, kwargs)
 
 
 # %% [markdown]

@@ -36,7 +36,7 @@ from ..ch02_guards.sources import ClosureCellSource, InstanceDictSource, LocalSo
 from ..errors import SkipFrame, Unsupported, marked
 from . import opcodes, opcodes_calls  # noqa: F401 (they fill tables)
 from .library import (  # noqa: F401
-    builtins_, classes, containers, control_flow, fields, items, iterators, regions, standard, tensor_attributes,
+    builtins_, classes, containers, control_flow, fields, items, iterators, modules, regions, standard, tensor_attributes,
     torch_functions)
 from .library.contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .attributes import own_fields

@@ -20,7 +20,7 @@ import types
 import torch
 
 from ...errors import SkipFrame
-from ..attributes import get_attribute, has_attribute, in_library, module_child, set_attribute, set_module_attribute
+from ..attributes import get_attribute, has_attribute, in_library, set_attribute
 from ..calls import HANDLED, handles, refuse_finalizer
 from ..inputs import computed_number
 from ..interpreter import read_cell, read_local, unless_raised
@@ -556,9 +556,6 @@ HANDLED.update({
         tx, value, "__dict__")) or unsupported(tx, "vars() of what has no __dict__"),
     object: lambda tx: ObjVal(cls=object),
     object.__new__: lambda tx, cls, *args, **kwargs: refuse_finalizer(tx, cls.real) or ObjVal(cls=cls.real),
-    torch.nn.Module.__setattr__: lambda tx, module, name, new: set_module_attribute(
-        tx, module, name.value, new),
-    torch.nn.Module.__getattr__: lambda tx, module, name: module_child(tx, module, name.value),
     functools.partial: lambda tx, function, /, *args, **kwargs: PartialVal(func=function, args=list(args), kwargs=kwargs),
     types.MethodType: lambda tx, function, self: MethodVal(func=function, self=self),
     types.SimpleNamespace: lambda tx, /, **attributes: ObjVal(
