@@ -31,12 +31,11 @@ from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import ConstantSource, LocalSource
 from ..errors import Unsupported
 from . import hook
-from .library.contexts import grad_switch
 from .effects import difference_of_dicts, difference_of_lists, settled
 from .iterate import PLAIN_ITERATORS
 from .tracer import Tracer, constant_source, globals_of, location
 from .values import (
-    AbstractValue, ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
+    AbstractValue, ByIdentity, ByValue, CellVal, Const, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
     MethodName, MethodVal, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TracebackVal, TupleVal, ViewVal,
     describe, is_unseen, like, native_new)
 
@@ -405,7 +404,7 @@ def fill_cell(ep, value, name):
 
 
 # %% [markdown]
-# The others are small: a set, a view, a slice, a bound method, a partial, a context manager as a call of its class.
+# The others are small: a set, a view, a slice, a bound method, a partial. (Context managers: `library/contexts.py`.)
 
 # %%
 RECONSTRUCT.update({
@@ -422,19 +421,6 @@ def partial_text(ep, value):
     args = expressions(ep, (value.func, *value.args))
     name = variable(ep, value, f"{pool(ep, functools.partial)}({args}{keywords(ep, value.kwargs)})")
     return with_attributes(ep, name, value.attrs)
-
-
-@reconstructs(ContextVal)
-def context_text(ep, value):
-    if value.kind == "autocast":
-        device, dtype, enabled, cache = value.state
-        return (f"{pool(ep, value.cls)}({device!r}, dtype={pool(ep, dtype)}, enabled={enabled}, "
-                f"cache_enabled={cache})")
-    if value.kind == "device":
-        return pool(ep, value.state[0])
-    if value.cls is torch.set_grad_enabled:
-        return f"{pool(ep, grad_switch)}({value.state[0]}, {value.immediate})"
-    return f"{pool(ep, value.cls)}()"
 
 
 # %% [markdown]

@@ -94,15 +94,10 @@ def emptied(container):
     kind = type(container)
     if kind is ViewVal:
         return ViewVal(of=emptied(container.of), kind=container.kind)
-    if kind in (ListVal, TupleVal):
-        return kind(items=type(container.items)()) if container.cls in (list, tuple) else None
-    if kind is SetVal:
-        return SetVal(cls=container.cls)
-    if kind is DictVal and container.cls in (dict, collections.OrderedDict):
-        return DictVal(cls=container.cls)
-    if kind is Const and type(container.value) in (str, bytes):
-        return const(type(container.value)())
-    return None
+    if kind is Const and container.cls in (str, bytes):
+        return const(container.cls())
+    plain = kind is SetVal or kind in (ListVal, TupleVal, DictVal) and container.cls in (list, tuple, dict, collections.OrderedDict)
+    return kind(cls=container.cls) if plain else None
 
 
 # %% [markdown]

@@ -31,11 +31,11 @@ from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.sources import (
     AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource, ListItemSource, ModuleAttrSource,
     Source, TupleItemSource)
-from ..ch02_guards.torch_guards import CHILD_DICTS, ModuleSpec
+from ..ch02_guards.torch_guards import CHILD_DICTS
 from .inputs import varies, wrap_dynamic_number, wrap_tensor
 from .tracer import Tracer, call, constant_source, guard, location, unsupported
 from .values import (
-    AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, ExcVal, FuncVal, Identity, Lazy, ListVal,
+    AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, DictVal, ExcVal, FuncVal, Identity, Lazy, ListVal,
     MethodName, MethodVal, NUMBERS, NotConstant, ObjVal, PartialVal, SINGLETONS, SetVal, SliceVal, SymVal, Table, TensorVal,
     TupleVal, const, describe, is_plain_tuple, like, native_new, python_method, captures, unseen, user_error)
 
@@ -187,9 +187,8 @@ BOUND_TO = (list, dict, set, collections.deque, frozenset, tuple, str)
 # %% [markdown]
 # A tensor is dealt with in `inputs.py`. A bound method of a container, `log.append` in a variable, is a new object
 # each time, so it is taken apart: the guards are on its type and name, and the container is wrapped by itself.
-# Classes, functions and the members of Enums are guarded by identity. A module of PyTorch is guarded by its
-# structure, that is, its class and the names of its children. Then come the builders below. What none of them
-# wants is an ordinary object, guarded by its class.
+# Classes, functions and the members of Enums are guarded by identity. Then come the builders, below and in the library. What none of
+# them wants is an ordinary object, guarded by its class.
 
 # %%
 def build(tx, real, kind, source) -> AbstractValue:
@@ -205,8 +204,6 @@ def build(tx, real, kind, source) -> AbstractValue:
                           name=real.__name__)
     if isinstance(real, (*BY_IDENTITY, enum.Enum)):
         guard_identity(tx, real, source)
-    elif isinstance(real, torch.nn.Module) and "_parameters" in real.__dict__:      # past its `__init__`
-        guard(tx, source, "MODULE_STRUCTURE", ModuleSpec.of(real) if source is not None else None)
     else:
         builder = next((BUILDERS[c] for c in kind.__mro__ if c in BUILDERS), None)
         value = builder(tx, real, kind, source) if builder is not None else None
@@ -323,8 +320,7 @@ def order_of(tx, value: AbstractValue) -> set:
 # %% [markdown]
 # Methods, partials, slices and cells are small objects made of parts. Each is guarded by its type, and its
 # parts are wrapped in turn, with sources that say how to reach them: the `__func__` of the method, the
-# `start` of the slice. The context managers that PyTorch's users keep in variables, such as a `no_grad`
-# made in an `__init__`, are known by kind, and what they will set is a constant that is guarded.
+# `start` of the slice.
 #
 # For example, a bound method that a program keeps in a variable is guarded by its type, by the code of its
 # function, and, as far as the program reads it, by its object.
@@ -362,21 +358,6 @@ def wrap_cell(tx, real, kind, source):
     except ValueError:                           # an empty cell
         content = None
     return CellVal(content=content, real=real, source=source)
-
-
-def wrap_context(kind_of_context, *names):
-    def build_context(tx, real, kind, source):
-        state = tuple(v.value for v in wrap_parts(tx, real, source, *names)) or (kind is torch.enable_grad,)
-        return ContextVal(kind=kind_of_context, state=state, cls=kind, source=source)
-    return build_context
-
-
-BUILDERS.update({
-    torch.no_grad: wrap_context("grad"),
-    torch.enable_grad: wrap_context("grad"),
-    torch.set_grad_enabled: wrap_context("grad", "mode"),
-    torch.amp.autocast_mode.autocast: wrap_context("autocast", "device", "fast_dtype", "_enabled", "_cache_enabled"),
-})
 
 
 # %% [markdown]

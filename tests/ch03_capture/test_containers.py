@@ -39,6 +39,15 @@ def list_methods(x):
 
 
 @program
+def operators_by_name(x):
+    a, d = [x, x + 1], {"k": x, "l": x * 2}
+    a.__setitem__(0, x * 3)
+    d.__delitem__("k")
+    return (list(a.__reversed__()), list(d.__reversed__()), a.__len__(), "abc".__len__(), x.__len__(),
+            d.__contains__("l"), (1, 2).__contains__(2), x.__getitem__(0), next(a.__iter__()), {1, 2}.__contains__(3), d.keys().__contains__("l"))
+
+
+@program
 def bounded_deque(x):
     d = collections.deque([x, x + 1, x + 2], maxlen=3)
     d.append(x * 2)

@@ -18,11 +18,12 @@ from torch.utils._device import DeviceContext
 
 from ..attributes import attributes_of
 from ..calls import HANDLED, handles
+from ..epilogue import pool, reconstructs
 from ..protocol import METHODS
 from ..tensors import finish_node
 from ..tracer import CALLS, Tracer, call, unsupported
 from ..values import BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, AbstractValue, const, user_errors
-from ..wrap import wrap
+from ..wrap import BUILDERS, wrap, wrap_parts
 from .builtins_ import refused
 
 enter_autocast = torch.amp.autocast_mode._enter_autocast
@@ -138,6 +139,39 @@ def decorate(tx, context, args, kwargs):
         finally:
             leave(tx, inner)
     return BuiltinVal(call=apply, name="decorated")
+
+
+# %% [markdown]
+# Those that a program keeps in variables, such as a `no_grad` made in an `__init__`, are known by kind, and what they will set is a
+# constant that is guarded. One that leaves is a call of its class.
+
+# %%
+def wrap_context(kind_of_context, *names):
+    def build_context(tx, real, kind, source):
+        state = tuple(v.value for v in wrap_parts(tx, real, source, *names)) or (kind is torch.enable_grad,)
+        return ContextVal(kind=kind_of_context, state=state, cls=kind, source=source)
+    return build_context
+
+
+BUILDERS.update({
+    torch.no_grad: wrap_context("grad"),
+    torch.enable_grad: wrap_context("grad"),
+    torch.set_grad_enabled: wrap_context("grad", "mode"),
+    torch.amp.autocast_mode.autocast: wrap_context("autocast", "device", "fast_dtype", "_enabled", "_cache_enabled"),
+})
+
+
+@reconstructs(ContextVal)
+def context_text(ep, value):
+    if value.kind == "autocast":
+        device, dtype, enabled, cache = value.state
+        return (f"{pool(ep, value.cls)}({device!r}, dtype={pool(ep, dtype)}, enabled={enabled}, "
+                f"cache_enabled={cache})")
+    if value.kind == "device":
+        return pool(ep, value.state[0])
+    if value.cls is torch.set_grad_enabled:
+        return f"{pool(ep, grad_switch)}({value.state[0]}, {value.immediate})"
+    return f"{pool(ep, value.cls)}()"
 
 
 # %% [markdown]

@@ -11,13 +11,21 @@
 import torch
 
 from ...ch02_guards.sources import ModuleAttrSource
-from ...ch02_guards.torch_guards import CHILD_DICTS, GLOBAL_HOOKS, HOOK_DICTS
+from ...ch02_guards.torch_guards import CHILD_DICTS, GLOBAL_HOOKS, HOOK_DICTS, ModuleSpec
 from ..attributes import get_attribute, guard_bare, no_attribute, store_attribute
 from ..calls import HANDLED, NAMED, handles
 from ..effects import changed, touch
-from ..tracer import call, unsupported
+from ..tracer import call, guard, unsupported
 from ..values import NONE, ObjVal, TensorVal, const, describe, lookup, user_error
-from ..wrap import part, realize, wrap
+from ..wrap import BUILDERS, part, realize, wrap
+
+
+@BUILDERS.of(torch.nn.Module)
+def wrap_module(tx, real, kind, source):
+    """A module is guarded by its structure: its class, and the names of its children. One before the end of its `__init__` has none yet."""
+    if "_parameters" in real.__dict__:
+        guard(tx, source, "MODULE_STRUCTURE", ModuleSpec.of(real) if source is not None else None)
+        return ObjVal(real=real, cls=kind, source=source)
 
 
 @handles(torch.nn.Module.__call__)
