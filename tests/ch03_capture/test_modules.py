@@ -326,3 +326,20 @@ def test_a_class_that_says_what_is_around_forward():
     model, x = nn.Sequential(Doubled(2, 2), nn.ReLU()), torch.randn(3, 2)
     torch.testing.assert_close(minicompile.compile(model, backend="eager")(x), model(x))
     torch.testing.assert_close(minicompile.compile(model[0], backend="eager")(x), model[0](x))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_module_of_torchscript_runs_eagerly():
+    class Around(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.jit.script(torch.nn.Linear(3, 3))
+
+        def forward(self, x):
+            return self.inner(x + 1) * 2 + self.inner.weight.sum()
+
+    module, alone = Around(), torch.jit.script(torch.nn.Linear(3, 3))
+    for function in (module, lambda x: alone(x) * 2):
+        compiled = minicompile.compile(function, backend="eager")
+        for x in (torch.randn(2, 3), torch.randn(4, 3)):
+            torch.testing.assert_close(compiled(x), function(x))

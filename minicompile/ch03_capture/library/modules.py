@@ -22,8 +22,9 @@ from ..wrap import BUILDERS, part, realize, wrap
 
 @BUILDERS.of(torch.nn.Module)
 def wrap_module(tx, real, kind, source):
-    """A module is guarded by its structure: its class, and the names of its children. One before the end of its `__init__` has none yet."""
-    if "_parameters" in real.__dict__:
+    """A module is guarded by its structure: its class, and the names of its children. One before the end of its `__init__` has none yet,
+    and one of TorchScript keeps them elsewhere."""
+    if "_parameters" in real.__dict__ and not isinstance(real, torch.jit.ScriptModule):
         guard(tx, source, "MODULE_STRUCTURE", ModuleSpec.of(real) if source is not None else None)
         return ObjVal(real=real, cls=kind, source=source)
 
