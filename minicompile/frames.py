@@ -20,6 +20,7 @@ import inspect
 import os
 import sys
 import threading
+import time
 import weakref
 from dataclasses import replace
 
@@ -253,7 +254,7 @@ def new_entry(state: FrameState, function, args):
     asked for strictly raises."""
     fullgraph = state.context.fullgraph
     try:
-        why = explain_miss(state, function, args) if state.cache.entries else None
+        why = explain_miss(state, function, args) if state.cache.entries or state.cache.gone else None
         if current.name == "fail_on_recompile":
             raise RecompileError(f"{name_of_code(state.code)} would be compiled{f' again: {why}' if why else ''}. "
                                  "Set the stance to 'default' to allow it.")
@@ -262,7 +263,10 @@ def new_entry(state: FrameState, function, args):
                 reach_limit(state, args)
                 return None
             logs.tell("recompile", state=state, version=state.cache.created + 1, why=why)
-        return compile_frame(state, function, args)
+        began = time.monotonic()
+        entry = compile_frame(state, function, args)
+        entry.seconds = time.monotonic() - began
+        return entry
     except SkipFrame as skip:
         if getattr(skip, "told", False):
             state.unseen = state.unseen or run_unseen(state.context)
@@ -302,14 +306,15 @@ def is_deep() -> bool:
 
 # %%
 def over_limit(state: FrameState, function, args) -> bool:
-    model, made, limit = model_of(args), state.cache.entries, config.recompile_limit
+    model, made, gone, limit = model_of(args), state.cache.entries, state.cache.gone, config.recompile_limit
     same = [entry for entry in made if strongly(entry.model) is model]
-    if len(made) >= 8 * limit:
+    gone[:] = [weak for weak in gone if weak is None or weak() is not None]
+    if len(made) >= 8 * limit or len(same) + sum(strongly(weak) is model for weak in gone) >= 4 * limit:
         return True
     if len(same) < limit:
         return False
     strict = state.context.fullgraph or limit != Config.recompile_limit
-    return strict or len(same) >= 4 * limit or sum(is_alike(state, entry, function, args) for entry in same) >= limit
+    return strict or sum(is_alike(state, entry, function, args) for entry in same) >= limit
 
 
 def is_full(state: FrameState, model) -> bool:

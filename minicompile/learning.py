@@ -9,6 +9,7 @@
 import torch
 
 from .ch02_guards import codegen
+from .ch02_guards.cache import worst_guard
 from .ch02_guards.identity import strongly
 from .ch02_guards.sources import ModuleAttrSource
 from .ch03_capture.values import NUMBERS
@@ -18,6 +19,8 @@ from .versions import FrameState, model_of
 
 def explain_miss(state: FrameState, function, args) -> str:
     """Why no entry fits, for people. What varies is learned from the entries of the same model."""
+    if not state.cache.entries:
+        return worst_guard(state.cache)
     explanation = None
     for entry in state.cache.entries:
         found = list(codegen.failing_guards(entry.guards, state.code, function, args, entry.constants))

@@ -12,7 +12,9 @@
 # failing.
 
 # %%
+import functools
 import sys
+import time
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
@@ -36,6 +38,8 @@ class Entry:
     model: Any = None                                # the module whose method this is, held weakly, or None
     number: int = 0
     watches: list = field(default_factory=list)      # weak references whose death makes the entry useless
+    seconds: float = 0.0                             # what it took to make
+    born: float = field(default_factory=time.monotonic)
 
 
 @dataclass(eq=False)
@@ -50,6 +54,7 @@ class EntryCache:
     failures: Counter = field(default_factory=Counter)
     created: int = 0
     candidate: Entry | None = None                       # served the last call that the head missed
+    gone: list = field(default_factory=list)             # the models of entries that lived too short to be worth their making
 
 
 # %% tags=["exercise:cache-bug"]
@@ -103,19 +108,33 @@ def drop_entry(cache: EntryCache, entry: Entry) -> None:
         link_entries(cache)
 
 
+# %% [markdown]
+# An entry that identifies an object is dropped as soon as the object is gone: no call can ever match it again. Where the program
+# makes the object anew for each call, a class say, every call makes an entry that dies with it. Compiling was a loss if the entry
+# did not live for ten times as long as it took to make, and so many losses are too many: `gone` has them for the recompile limit.
+
+# %%
 def watch(cache: EntryCache, entry: Entry) -> None:
-    """Drop the entry as soon as an object that it identifies is gone: no call can ever match it again."""
+    """Drop the entry as soon as an object that it identifies is gone."""
     seen = set()
     weak_cache, weak_entry = weakref.ref(cache), weakref.ref(entry)
 
-    def died(_, exiting=sys.is_finalizing):           # then there are no globals any more
+    def died(kind, _, exiting=sys.is_finalizing):        # then there are no globals any more
         if not exiting() and weak_cache() is not None and weak_entry() is not None:
-            drop_entry(weak_cache(), weak_entry())
+            lost(weak_cache(), weak_entry(), kind)
 
     for target in identified((*(guard.expected for guard in entry.guards), *entry.constants)):
         if id(target) not in seen:
             seen.add(id(target))
-            entry.watches.append(weakref.ref(target, died))
+            entry.watches.append(weakref.ref(target, functools.partial(died, type(target).__name__)))
+
+
+def lost(cache: EntryCache, entry: Entry, kind: str) -> None:
+    """An object of this kind is gone."""
+    if entry in cache.entries and time.monotonic() - entry.born < 10 * entry.seconds:
+        cache.gone.append(entry.model)
+        cache.failures[f"the {kind} that it was made for is gone"] += 1
+    drop_entry(cache, entry)
 
 
 def worst_guard(cache: EntryCache) -> str:

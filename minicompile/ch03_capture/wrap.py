@@ -37,7 +37,7 @@ from .tracer import Tracer, call, constant_source, guard, location, unsupported
 from .values import (
     AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, DictVal, ExcVal, FuncVal, Identity, Lazy, ListVal,
     MethodName, MethodVal, NUMBERS, NotConstant, ObjVal, PartialVal, SINGLETONS, SetVal, SliceVal, SymVal, Table, TensorVal,
-    TupleVal, const, describe, is_plain_tuple, like, native_new, python_method, captures, unseen, user_error)
+    TupleVal, const, describe, is_plain_tuple, like, lookup, native_new, python_method, captures, unseen, user_error)
 
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
                types.MethodDescriptorType,
@@ -111,9 +111,9 @@ def guard_unseen(tx: Tracer):
 # %%
 def is_made_per_call(function) -> bool:
     """Whether a function is likely made anew for each call, as closures and lambdas are. Then only its code
-    can be guarded; its cells and defaults are read through it."""
-    inside = "<lambda>" in function.__name__ or "<locals>" in function.__qualname__
-    return inside or bool(function.__closure__)
+    can be guarded; its cells and defaults are read through it. The code says so: `functools.wraps` renames the function."""
+    code = function.__code__
+    return code.co_name == "<lambda>" or "<locals>" in code.co_qualname or bool(function.__closure__)
 
 
 def is_fixed(real) -> bool:
@@ -181,23 +181,33 @@ def wrap_constant(tx, result) -> AbstractValue:
 
 # %%
 BUILDERS = Table()                   # class -> function(tx, real, kind, source) -> AbstractValue | None
-BOUND_TO = (list, dict, set, collections.deque, frozenset, tuple, str)
 
 
 # %% [markdown]
-# A tensor is dealt with in `inputs.py`. A bound method of a container, `log.append` in a variable, is a new object
-# each time, so it is taken apart: the guards are on its type and name, and the container is wrapped by itself.
+# A tensor is dealt with in `inputs.py`. A bound method that is written in C, `log.append` or `x.add` in a variable, is a new object
+# each time it is read, and identity would make a version for each. So it is taken apart: the guards are on its type and name, and
+# the object that it is bound to is wrapped by itself. The name is all that is kept of the method, so only one class of the object
+# may have it: `dict.pop.__get__(d)` and `d.pop` are two methods of an `OrderedDict`, of one type and name.
+#
 # Classes, functions and the members of Enums are guarded by identity. Then come the builders, below and in the library. What none of
 # them wants is an ordinary object, guarded by its class.
 
 # %%
+def is_bound(function) -> bool:
+    """Whether a function of C is the only method of this name that an object, neither a class nor a module, has."""
+    owner, name = function.__self__, function.__name__
+    if owner is None or isinstance(owner, (type, types.ModuleType)) or name == "__get__":
+        return False
+    return sum(name in vars(cls) for cls in type(owner).__mro__) == 1 and \
+        isinstance(lookup(type(owner), name), (types.MethodDescriptorType, types.WrapperDescriptorType))
+
+
 def build(tx, real, kind, source) -> AbstractValue:
     if kind in weakref.ProxyTypes:
         unsupported(tx, "a weak proxy, which speaks for an object that may be dead")
     if isinstance(real, torch.Tensor):
         return wrap_tensor(tx, real, source)
-    if kind is types.BuiltinFunctionType and type(real.__self__) in BOUND_TO:
-        # A bound method such as `log.append` or `keyword.iskeyword`: a new object each time it is read
+    if kind in (types.BuiltinFunctionType, types.MethodWrapperType) and is_bound(real):
         guard(tx, source, "TYPE_MATCH", kind)
         guard(tx, part(AttrSource, source, "__name__"), "CONSTANT_MATCH", real.__name__)
         return MethodName(self=wrap(tx, real.__self__, part(AttrSource, source, "__self__")),

@@ -1,0 +1,422 @@
+"""What a program makes anew for each call needs no version for each call: values of all kinds, made before a break, given as an
+argument, or found in an object. And where identity is all there is to tell by, compiling ends some day."""
+
+import abc
+import array
+import collections
+import contextlib
+import copy
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import inspect
+import io
+import itertools
+import logging
+import operator
+import pathlib
+import queue
+import random
+import re
+import string
+import struct
+import threading
+import time
+import types
+import typing
+import weakref
+
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import minicompile
+from minicompile import frames
+
+# What the texts below name
+MODULES = (abc, array, collections, contextlib, copy, datetime, decimal, enum, fractions, functools, inspect, io, itertools, logging, np,
+           operator, pathlib, queue, random, re, string, struct, threading, time, weakref, F)
+
+
+@dataclasses.dataclass
+class P:
+    a: float = 2.0
+
+    def m(self, x):
+        return x * self.a
+
+    @property
+    def p(self):
+        return self.a
+
+
+@dataclasses.dataclass(frozen=True)
+class Q:
+    a: float = 2.0
+
+    def m(self, x):
+        return x * self.a
+
+
+class S:
+    __slots__ = ("a",)
+
+    def __init__(self):
+        self.a = 3.0
+
+    def m(self, x):
+        return x + self.a
+
+    def __call__(self, x):
+        return x * self.a
+
+    def __getitem__(self, i):
+        return i * 2
+
+
+class L(list):
+    def m(self, x):
+        return x * len(self)
+
+
+class D(dict):
+    pass
+
+
+class NT(typing.NamedTuple):
+    a: float
+    b: int
+
+
+class T(torch.Tensor):
+    pass
+
+
+def gen(n):
+    for i in range(n):
+        yield i * 2.0
+
+
+# How a value is made of two tensors, and a use of it
+VALUES = [line.split(" -> ") for line in """
+x.add -> v(1)
+x.masked_scatter -> v(x > 0, x)
+x.__add__ -> v(1)
+x.sum -> v()
+torch.Tensor.add.__get__(x) -> v(2)
+nn.Parameter(x).mul -> v(2)
+x.as_subclass(T).add -> v(1)
+x.add_ -> v(1)
+x.view -> v(-1)
+x.shape -> x * v[0]
+x.size -> x * v(0)
+x.shape.numel -> x * v()
+x.dtype -> x.to(v)
+x.stride() -> x * v[0]
+x.device -> x.to(v)
+x.grad_fn -> x if v is None else x*2
+(x*y).grad_fn -> x if v is None else x*2
+[1.0, 2.0] -> x * v[1]
+[1.0].append -> v(2.0) or x
+[3, 1] -> x * sorted(v)[0]
+[1.0].__getitem__ -> x * v(0)
+{'a': 2.0} -> x * v['a']
+{'a': 2.0}.get -> x * v('a')
+{'a': 2.0}.items() -> x * list(v)[0][1]
+{'a': 2.0}.keys() -> x * len(v)
+{'a': 2.0}.values() -> x * sum(v)
+{1.0} -> x * len(v)
+{1.0}.add -> v(2.0) or x
+frozenset([1]) -> x * len(v)
+(1.0, 2) -> x * v[0]
+(1.0, 2).index -> x * v(2)
+'ab'.upper -> x * len(v())
+'a,b'.split -> x * len(v(','))
+b'ab' -> x * len(v)
+b'ab'.hex -> x * len(v())
+bytearray(b'a') -> x * len(v)
+slice(0, 1) -> x[v]
+range(3) -> x * len(v)
+iter([1.0, 2.0]) -> x * next(v)
+iter((1.0, 2.0)) -> x * next(v)
+iter({'a': 1.0}.items()) -> x * next(v)[1]
+iter(range(3)) -> x * next(v)
+reversed([1.0, 2.0]) -> x * next(v)
+enumerate([1.0]) -> x * next(v)[1]
+zip([1.0], [2.0]) -> x * next(v)[1]
+map(abs, [1.0]) -> x * next(v)
+filter(None, [1.0]) -> x * next(v)
+itertools.count(1) -> x * next(v)
+itertools.chain([1.0], [2.0]) -> x * next(v)
+itertools.repeat(2.0, 3) -> x * next(v)
+itertools.cycle([1.0]) -> x * next(v)
+gen(3) -> x * next(v)
+gen(3).send -> x + (v(None) or 0)
+(i * 1.0 for i in range(3)) -> x * next(v)
+itertools.islice([1.0, 2.0], 1) -> x * next(v)
+itertools.product([1.0], [2.0]) -> x * next(v)[0]
+lambda z: z * 2 -> v(x)
+lambda z, k=2.0: z * k -> v(x)
+(lambda c: lambda z: z * c)(3.0) -> v(x)
+(lambda c: lambda z: z * c)(x) -> v(x)
+functools.partial(torch.mul, 2.0) -> v(x)
+functools.partial(lambda a, z: z * a, 2.0) -> v(x)
+functools.partial(x.add, 1) -> v()
+functools.partial(P().m, x) -> v()
+functools.wraps(len)(lambda z: z * 2) -> v(x)
+functools.cmp_to_key(lambda a, b: a - b) -> x * sorted([2, 1], key=v)[0]
+P() -> v.m(x)
+P().m -> v(x)
+P() -> x * v.p
+P() -> x * v.a
+dataclasses.asdict(P()) -> x * v['a']
+Q() -> v.m(x)
+Q().m -> v(x)
+S() -> v.m(x)
+S().m -> v(x)
+S() -> v(x)
+S().__call__ -> v(x)
+S() -> x * v[2]
+L([1]) -> v.m(x)
+L([1]).m -> v(x)
+L([1]).append -> v(1) or x
+D(a=2.0) -> x * v['a']
+D(a=2.0).get -> x * v('a')
+NT(2.0, 3) -> x * v.a
+NT(2.0, 3)._replace -> x * v(a=3.0).a
+NT(2.0, 3)._asdict() -> x * v['a']
+types.SimpleNamespace(a=2.0) -> x * v.a
+super(L, L([1])).__len__ -> x * v()
+object() -> x if v else y
+P -> v().m(x)
+abc.ABC -> x if v else y
+collections.OrderedDict(a=2.0) -> x * v['a']
+collections.defaultdict(list) -> x * len(v['a'])
+collections.deque([1.0]) -> x * v[0]
+collections.deque([1.0]).popleft -> x * v()
+collections.Counter('ab') -> x * v['a']
+collections.ChainMap({'a': 1.0}) -> x * v['a']
+types.MappingProxyType({'a': 2.0}) -> x * v['a']
+nn.Linear(4, 4) -> v(x)
+nn.Linear(4, 4).forward -> v(x)
+nn.Linear(4, 4).weight -> x @ v
+nn.ReLU() -> v(x)
+nn.Sequential(nn.ReLU()) -> v(x)
+nn.Sequential(nn.Linear(4, 4)) -> v(x)
+nn.ModuleList([nn.ReLU()]) -> v[0](x)
+nn.Linear(4, 4).parameters() -> x @ next(v)
+list(nn.Linear(4, 4).parameters()) -> x @ v[0]
+dict(nn.Linear(4, 4).named_parameters()) -> x @ v['weight']
+nn.Linear(4, 4).state_dict() -> x @ v['weight']
+nn.ParameterList([torch.ones(4)]) -> x * v[0]
+nn.Module() -> x * v.training
+nn.MultiheadAttention(4, 2) -> v(x, x, x)[0]
+nn.LSTM(4, 4) -> v(x)[0]
+nn.Dropout(0.0) -> v(x)
+torch.no_grad() -> v.__enter__() or x
+contextlib.nullcontext() -> v.__enter__() or x
+contextlib.ExitStack() -> v.__enter__() and x
+torch.Generator() -> x if v else y
+torch.device('cpu') -> x.to(v)
+torch.Size([4]) -> x + torch.ones(v)
+torch.finfo(torch.float32) -> x * v.max
+torch.iinfo(torch.int32) -> x * v.bits
+torch.arange(3) -> x.sum() + v
+torch.arange(3).tolist() -> x * v[1]
+torch.tensor(2.0).item() -> x * v
+torch.tensor(2.0).item -> x * v()
+[t for t in x] -> v[0]
+x.unbind(0) -> v[0]
+torch.max(x, 0) -> v.values
+x.topk(2) -> v[0]
+torch.nn.utils.rnn.pack_padded_sequence(x[:, None], torch.tensor([3]), enforce_sorted=False) -> v.data
+torch.distributions.Normal(x, 1.0) -> v.log_prob(x)
+torch.distributions.Normal(x, 1.0).log_prob -> v(x)
+torch.optim.SGD([nn.Parameter(x.clone())], lr=0.1) -> x * v.param_groups[0]['lr']
+F.relu -> v(x)
+torch.ops.aten.add -> v(x, 1)
+torch.ops.aten.add.Tensor -> v(x, 1)
+torch._C._nn.gelu -> v(x)
+torch.float16 -> x.to(v)
+torch.strided -> x if v else y
+x.untyped_storage() -> x * (v.nbytes() > 0)
+x.numpy() -> x * v.shape[0]
+x.numpy().sum -> x * float(v())
+np.float32(2) -> x * float(v)
+np.array([2.0]) -> x * float(v[0])
+np.array([2.0]) -> x + torch.from_numpy(v)
+np.int64(2) -> x * int(v)
+np.random.default_rng(0) -> x if v else y
+np.random.default_rng(0).normal -> x * (v() > -100)
+np.dtype('float32') -> x if v else y
+random.Random(0) -> x * v.random()
+random.Random(0).random -> x * v()
+random.Random(0).randint -> x * v(1, 1)
+re.compile('a') -> x * bool(v.match('a'))
+io.StringIO('ab') -> x * len(v.read())
+string.Template('a') -> x * len(v.template)
+datetime.datetime(2020, 1, 1) -> x * v.year
+datetime.timedelta(1) -> x * v.days
+decimal.Decimal(2) -> x * float(v)
+fractions.Fraction(1, 2) -> x * float(v)
+pathlib.Path('a') -> x * len(str(v))
+array.array('d', [1.0]) -> x * v[0]
+logging.getLogger('q') -> x if v else y
+threading.Lock() -> x if v else y
+threading.Lock().acquire -> x if v() else y
+threading.local() -> x if v else y
+threading.current_thread() -> x if v else y
+queue.Queue() -> x * v.empty()
+weakref.ref(P) -> x if v() else y
+weakref.ref(x) -> x if v() is x else y
+weakref.WeakKeyDictionary() -> x * (len(v) + 1)
+weakref.WeakSet() -> x * (len(v) + 1)
+time.perf_counter -> x if v() else y
+memoryview(b'ab') -> x * len(v)
+struct.Struct('i') -> x * v.size
+inspect.signature(gen) -> x * len(v.parameters)
+ValueError('a') -> x * len(v.args)
+complex(1, 2) -> x * v
+2**70 -> x * (v > 3)
+Ellipsis -> x[v]
+NotImplemented -> x if v is NotImplemented else y
+operator.itemgetter(0) -> v(x)
+operator.attrgetter('shape') -> x * v(x)[0]
+operator.methodcaller('add', 1) -> v(x)
+copy.copy(P()) -> v.m(x)
+copy.deepcopy(nn.Linear(4, 4)) -> v(x)
+types.MethodType(lambda s, z: z * s, 2.0) -> v(x)
+types.MethodType(lambda s, z: z * s, x) -> v(x)
+typing.List[int] -> x if v else y
+list[int] -> x if v else y
+int | str -> x if v else y
+type(x) -> x if v is torch.Tensor else y
+(x * y).backward -> x if v else y
+x.__class__ -> x if v else y
+[].__iter__ -> x * len(list(v()))
+x.__getitem__ -> v(0)
+x.T.contiguous -> v()
+nn.Linear(4,4).weight.detach().t -> x @ v()
+float('inf') -> x * v
+float('nan') -> x * v
+-0.0 -> x * v
+[[1.0, 2.0], [3.0]] -> x * v[0][1]
+({'a': [x]},) -> v[0]['a'][0]
+{P: 1.0} -> x * v[P]
+{torch.float32: 1.0} -> x * v[torch.float32]
+{(1, 2): 1.0} -> x * v[1, 2]
+{Q(): 1.0} -> x * v[Q()]
+[P(), P()] -> x * v[1].a
+{'m': P().m} -> v['m'](x)
+[x.add] -> v[0](1)
+(lambda: [x]) -> v()[0]
+(lambda: P())() -> v.m(x)
+""".strip().splitlines()]
+# The versions of these are told apart by identity, or by value, and nothing else
+IDENTICAL = [line.split(" -> ") for line in """
+functools.lru_cache(lambda k: k * 2.0) -> x * v(2)
+type('C', (), {'a': 2.0})() -> x * v.a
+collections.namedtuple('N', 'a b')(1.0, 2) -> x * v.a
+enum.Enum('E', 'a b').a -> x * v.value
+io.StringIO('ab').read -> x * len(v())
+{id(x): 1.0} -> x * len(v)
+{x: 1.0} -> x * len(v)
+""".strip().splitlines()]
+WAYS = {"break": "def f(x, y):\n    v = {value}\n    apart()\n    return {use}", "argument": "def f(x, y, v):\n    return {use}",
+        "attribute": "def f(x, y, o):\n    v = o.v\n    return {use}"}
+
+
+@minicompile.disable
+def apart():
+    pass
+
+
+def versions(monkeypatch, way, value, use, calls) -> list[int]:
+    """How many versions each of so many calls made; the answers are eager's."""
+    made, new_entry = [], frames.new_entry
+    monkeypatch.setattr(frames, "new_entry", lambda *args: (made.__setitem__(-1, made[-1] + 1), new_entry(*args))[1])
+    namespace = dict(globals())
+    exec(WAYS[way].format(value=value, use=use) + f"\ndef make(x, y):\n    return {value}", namespace)
+    compiled = minicompile.compile(namespace["f"], backend="eager")
+
+    def arguments():
+        x, y = torch.arange(12.0).view(3, 4), torch.ones(3, 4, requires_grad=True)
+        random.seed(0), torch.manual_seed(0)
+        v = {"break": lambda: (), "argument": lambda: (namespace["make"](x, y),),
+             "attribute": lambda: (types.SimpleNamespace(v=namespace["make"](x, y)),)}[way]()
+        torch.manual_seed(1)
+        return x, y, *v
+    for _ in range(calls):
+        made.append(0)
+        torch.testing.assert_close(compiled(*arguments()), namespace["f"](*arguments()), equal_nan=True)
+    monkeypatch.undo()
+    return made
+
+
+@pytest.mark.parametrize("way", ["break", "argument", "attribute"])
+def test_no_version_for_each_call(monkeypatch, way):
+    made = {value: versions(monkeypatch, way, value, use, 5) for value, use in VALUES[::4 if way == "attribute" else 1]}
+    assert {value: new for value, new in made.items() if any(new[3:])} == {}
+
+
+def test_compiling_ends(monkeypatch):
+    """Entries that die with what they were made for count, too."""
+    made = {value: versions(monkeypatch, "argument", value, use, 44) for value, use in IDENTICAL}
+    assert {value: new for value, new in made.items() if any(new[40:])} == {}
+
+
+def test_a_method_of_one_name_and_another_class():
+    def f(method, x):
+        return x * method(2.0)
+    compiled, x = minicompile.compile(f, backend="eager"), torch.ones(2)
+
+    class Own(dict):
+        def get(self, key):
+            return 5.0
+    ordered = collections.OrderedDict({2.0: 3.0, 4.0: 4.0})
+    for method in (Own({2.0: 3.0}).get, dict.get.__get__(Own({2.0: 3.0})), {2.0: 7.0}.get, ordered.pop, dict.pop.__get__(ordered.copy())):
+        calls = [method, copy.deepcopy(method)] if isinstance(method, types.MethodType) else [method]
+        assert all(torch.equal(compiled(m, x), x * e) for m, e in zip(calls, [5.0, 5.0] if len(calls) == 2 else [
+            {"Own": 3.0, "dict": 7.0, "OrderedDict": 3.0}[type(method.__self__).__name__]]))
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_the_limit_counts_what_died(fullgraph):
+    def f(x, double):
+        return x * double(1.0)
+    compiled = minicompile.compile(f, backend="eager", fullgraph=fullgraph)
+
+    def run(times):
+        for _ in range(times):
+            assert torch.equal(compiled(torch.ones(2), functools.lru_cache(lambda k: k * 2)), torch.full((2,), 2.0))
+    limit, gone = 4 * minicompile.config.recompile_limit, "the _lru_cache_wrapper that it was made for is gone"
+    run(limit)
+    if fullgraph:
+        with pytest.raises(minicompile.RecompileError, match=gone):
+            run(1)
+    else:
+        with pytest.warns(RuntimeWarning, match=f"compiled {limit} times.*{gone}"):
+            run(1)
+        run(10)
+
+
+def test_the_limit_forgets_dead_models():
+    """A model at a time, as a search for hyperparameters makes them: each is compiled, however many there were."""
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.double = functools.lru_cache(lambda k: k * 2)
+
+        def forward(self, x):
+            return x * self.double(1.0)
+    seen = []
+    for _ in range(4 * minicompile.config.recompile_limit + 5):
+        graphs = []
+        minicompile.compile(Model(), backend=lambda gm, _: graphs.append(gm) or gm.forward)(torch.ones(2))
+        seen.append(len(graphs))
+    assert set(seen) == {1}
