@@ -61,7 +61,9 @@ SLOTS_ONLY = " and no __dict__ for setting new attributes" if PYTHON >= (3, 13) 
 def no_attribute(value_cls, name, more=None):
     """more: words that follow when the attribute cannot be written; before 3.13 that error has no `name`."""
     named = const(name) if PYTHON >= (3, 13) else NONE
-    user_error(AttributeError, f"'{value_cls.__name__}' object has no attribute '{name}'{more or ''}",
+    own = value_cls.__flags__ & HEAP_TYPE or value_cls.__module__ == "builtins"         # of others C knows the full name only
+    called = value_cls.__name__ if own else f"{value_cls.__module__}.{value_cls.__name__}"
+    user_error(AttributeError, f"'{called}' object has no attribute '{name}'{more or ''}",
                **({} if more is None else {"name": named}))
 
 
@@ -545,12 +547,15 @@ def store_attribute(tx, obj, name, value):
     own = obj.attrs[name] is not DELETED if name in obj.attrs else name in real or slot and obj.real is not None
     if value is None and own and name not in obj.attrs and name in real:
         guard(tx, part(ItemSource, part(InstanceDictSource, obj.source), name), "TYPE_MATCH", type(real[name]))
+    bare = not obj.cls.__dictoffset__ and obj.cls is not object
+    if bare and found is not MISSING and not slot:
+        user_error(AttributeError, f"'{obj.cls.__name__}' object attribute '{name}' is read-only", name=NONE)
     if value is None and not (own and has_attribute(tx, obj, name)):
         if slot:
             user_error(AttributeError, name, name=NONE)
         guard_bare(tx, obj, name)
-        no_attribute(obj.cls, name, "")
-    if found is MISSING and not obj.cls.__dictoffset__ and value is not None and obj.cls is not object:
+        no_attribute(obj.cls, name, SLOTS_ONLY if bare else "")
+    if found is MISSING and bare:
         no_attribute(obj.cls, name, SLOTS_ONLY)
     put_attribute(tx, obj, name, value)
 

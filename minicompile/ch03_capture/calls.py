@@ -22,7 +22,7 @@ from ..ch01_graphs.floats import MATH
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ItemSource
 from ..errors import SkipFrame
-from .attributes import get_attribute, get_plainly, is_library_class, store_attribute
+from .attributes import get_attribute, get_plainly, is_library_class, set_attribute, store_attribute
 from .effects import changed
 from .interpreter import inline
 from .library.fields import NAMING
@@ -304,8 +304,8 @@ def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue
 
 
 OBJECT_METHODS = {
-    "__setattr__": lambda tx, self, name, value: store_attribute(tx, self, name.value, value),
-    "__delattr__": lambda tx, self, name: store_attribute(tx, self, name.value, None),
+    "__setattr__": lambda tx, self, name, value: (store_attribute if type(self) is ObjVal else set_attribute)(tx, self, name.value, value),
+    "__delattr__": lambda tx, self, name: (store_attribute if type(self) is ObjVal else set_attribute)(tx, self, name.value, None),
     "__getattribute__": lambda tx, self, name: get_plainly(tx, self, name.value) if type(self) is ObjVal
     else get_attribute(tx, self, name.value),
     "__init__": lambda tx, self, *args: NONE,

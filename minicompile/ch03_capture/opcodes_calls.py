@@ -7,6 +7,7 @@
 # %%
 import importlib.util
 import sys
+import types
 
 import torch
 
@@ -253,8 +254,10 @@ def raise_varargs(tx, frame, i, *operands):
         user_error(TypeError, "exceptions must derive from BaseException")
     made_here(tx, exc)                           # or a break
     if cause is not None:
-        if is_class(cause):
+        if is_class(cause) and issubclass(cause.real, BaseException):
             cause = call(tx, cause, [])
+        if not issubclass(cause.cls, (BaseException, types.NoneType)):
+            user_error(TypeError, "exception causes must derive from BaseException")
         exc.cause = cause
     raise made_here(tx, exc)
 
@@ -292,7 +295,7 @@ def with_except_start(tx, frame, i):
 # ## Imports and intrinsics
 #
 # A module that the program has imported before is found in `sys.modules`. A first import runs the module's
-# code, which is not for capture to do.
+# code, which is not for capture to do, and `from package import name` may be one. If a module has no such name, Python says so.
 
 # %%
 @opcode("IMPORT_NAME")
@@ -303,12 +306,25 @@ def import_name(tx, frame, i, level, names):
         full = importlib.util.resolve_name("." * level.value + full, package)
     if full not in sys.modules:
         unsupported(tx, f"importing {full} for the first time")
+    package = sys.modules[full] if names is not NONE and hasattr(sys.modules[full], "__path__") else None
+    if package and not all(name == "*" or hasattr(package, name) for name in as_python(tx, names)):
+        unsupported(tx, f"importing a part of {full} for the first time")
     if not level.value and names is NONE:           # `import a.b` binds a
         full = full.split(".")[0]
     return wrap(tx, sys.modules[full], ItemSource(constant_source(tx, sys.modules), full))
 
 
-instructions({"IMPORT_FROM": lambda tx, frame, i: get_attribute(tx, frame.stack[-1], i.argval)})
+@opcode("IMPORT_FROM")
+def import_from(tx, frame, i):
+    module = frame.stack[-1]
+    if (found := unless_raised(AttributeError, lambda: get_attribute(tx, module, i.argval))) is not None:
+        return found
+    try:
+        exec(f"from module import {i.argval}", {"__builtins__": {"__import__": lambda *_: module.real}})
+    except ImportError as error:
+        named = {key: const(value) for key in ("name", "path", "name_from") if (value := getattr(error, key, None)) is not None}
+        user_error(ImportError, *error.args, **named)
+    unsupported(tx, f"importing {i.argval}, which the function has deleted")
 
 
 @opcode("CALL_INTRINSIC_1")

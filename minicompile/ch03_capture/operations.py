@@ -134,7 +134,7 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
     if kinds <= PLAIN:
         if TensorVal in kinds and type(a) is Const and type(a.value) in (str, bytes):
             unsupported(tx, f"{describe(a)} {symbol} {describe(b)}, which is not for PyTorch to do")
-        function = python_operator("i" + name if inplace and type(a) is TensorVal else name)
+        function = python_operator("i" + name if inplace and (type(a) is TensorVal or kinds == {Const}) else name)
         if kinds == {Const}:
             return symbol == "+" and a.cls is b.cls is str and later(tx, str, joined, [a, b]) or fold(tx, function, [a, b])
         return emit(tx, "call_function", function, [a, b], {})
@@ -152,10 +152,11 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
         repeats = symbol == "*" and type(times) is ObjVal and (type(items) in (ListVal, TupleVal) or items.cls in (str, bytes))
         if repeats and (count := special(tx, times, "__index__")) is not None:
             return binary(tx, symbol, items, count, inplace and items is a)
+    function = python_operator("i" + name if inplace else name)          # their errors name the operator
     with contextlib.suppress(NotConstant):
-        return fold(tx, python_operator(name), [a, b])
+        return fold(tx, function, [a, b])
     if type(a) is not TensorVal and type(b) is not TensorVal:
-        raise_as_python(tx, python_operator("i" + name if inplace else name), name, a, b)
+        raise_as_python(tx, function, name, a, b)
     unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
 
 

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import enum
 import itertools
+import operator
 import sys
 import weakref
 
@@ -553,3 +554,76 @@ def generators_dropped_elsewhere(x):
     it = counting()
     next(it)
     return y, next(it), next(a for a in [x, y])
+
+
+# Errors that name what the program wrote
+
+class Fixed:
+    __slots__ = ("slot",)
+    shared = 1
+
+
+class Fields(Exception):
+    def __init__(self):
+        object.__setattr__(self, "field", 5)
+
+
+class Indexed:
+    def __index__(self):
+        return 2
+
+
+def in_place(operator_, a, b):
+    return lambda: operator_(a() if callable(a) else a, b)
+
+
+def raises_from(cause):
+    raise ValueError from cause
+
+
+def imports_what_is_not_there():
+    from math import nothing
+    return nothing
+
+
+@program
+def errors_in_the_words_of_the_program(x):
+    attempts = [in_place(operator.iadd, 1, "a"), in_place(operator.isub, "a", 1), in_place(operator.ior, {1}, [2]),
+                in_place(operator.iadd, None, 1), in_place(operator.ilshift, 1.5, 1), in_place(operator.ipow, 1, "a"),
+                in_place(operator.imul, [1], 1.5), in_place(operator.isub, Suit.HEARTS, 2),
+                lambda: divmod(1, "a"), lambda: list(map(None, [1])), lambda: sorted([1], key=5), lambda: raises_from(5),
+                lambda: raises_from(int), lambda: raises_from(None), imports_what_is_not_there, lambda: reversed(Fixed()),
+                lambda: type("a", 5),
+                lambda: x.shape[7], lambda: x.shape["a"], lambda: x.shape.nothing, lambda: setattr(Fixed(), "shared", 2),
+                lambda: delattr(Fixed(), "shared"), lambda: delattr(Fixed(), "other"), lambda: setattr(Fixed(), "other", 1),
+                lambda: delattr(Fixed(), "slot"), lambda: super().nothing, lambda: Fields().field, lambda: operator.index(Indexed())]
+    items = same = [1]
+    items *= 2
+    return x + 1, [outcome_of(f)[:2] for f in attempts], same
+
+
+class Suit(enum.Enum):
+    HEARTS = 1
+
+
+class Registry:
+    table, asked = {"a": 1}, []
+
+    def __class_getitem__(cls, key):
+        cls.asked.append(key)
+        return cls.table[key]
+
+
+@program(args=lambda: (Registry.asked.clear(), Registry.table.update(a=1)))
+def a_class_with_items(x, *_):
+    Registry.table["a"] += 1
+    return x * Registry["a"], outcome_of(lambda: Registry["b"])[:2], list(Registry.asked), outcome_of(lambda: Fixed[0])[:2]
+
+
+@program
+def imports_with_an_alternative(x):
+    try:
+        from math import nothing
+    except ImportError as error:
+        return x + 1, error.name, str(error)
+    return x * nothing

@@ -355,8 +355,10 @@ def power(tx, base, exp, mod=NONE):
 
 
 def divided(tx, a, b):
-    return special(tx, a, "__divmod__", b) or special(tx, b, "__rdivmod__", a) or \
-        TupleVal(items=[binary(tx, "//", a, b), binary(tx, "%", a, b)])
+    result = special(tx, a, "__divmod__", b) or special(tx, b, "__rdivmod__", a)
+    if result is None and SymVal in (type(a), type(b)) and {a.cls, b.cls} <= {int, float}:
+        return TupleVal(items=[binary(tx, "//", a, b), binary(tx, "%", a, b)])
+    return result or fold(tx, divmod, [a, b], reason=f"divmod() of {describe(a)} and {describe(b)}")
 
 
 def max_or_min(function):
@@ -397,9 +399,9 @@ def values_of_each(tx, sequences):
     return [values_of(tx, s) for s in sequences]
 
 
-def function_of(tx, function, default):
-    """The traced function as a Python function of values; `default` stands for None."""
-    return default if function is NONE else lambda *args: call(tx, function, list(args))
+def function_of(tx, function, default=None):
+    """The traced function as a Python function of values; `default` stands for None, if None may be given."""
+    return default if function is NONE and default is not None else lambda *args: call(tx, function, list(args))
 
 
 # %% [markdown]
@@ -446,7 +448,7 @@ HANDLED.update({
     len: length,
     zip: lambda tx, *sequences, strict=FALSE: rows(tx, zip(*values_of_each(tx, sequences), strict=strict.value)),
     map: lambda tx, function, first, *others: IterVal(
-        it=map(function_of(tx, function, None), *values_of_each(tx, (first, *others)))),
+        it=map(function_of(tx, function), *values_of_each(tx, (first, *others)))),
     sorted: lambda tx, items, *, key=NONE, reverse=FALSE: ListVal(
         items=sort_values(tx, unpack(tx, items), key, reverse)),
     itertools.chain: lambda tx, *sequences: IterVal(it=itertools.chain(*values_of_each(tx, sequences))),
@@ -526,6 +528,8 @@ def make_super(tx, cls=None, obj=None):
     # The class is in a cell of the method, the object is its first argument
     if cls is None:
         frame = tx.frames[-1]
+        if "__class__" not in frame.locals:
+            user_error(RuntimeError, "super(): __class__ cell not found" if frame.code.co_argcount else "super(): no arguments")
         cls = read_cell(tx, frame.locals["__class__"], "__class__")
         first = frame.code.co_varnames[:frame.code.co_argcount][:1]
         obj = read_local(tx, frame, *first) if first and first[0] in frame.locals else None

@@ -26,7 +26,8 @@ from ..opcodes_calls import named_values
 from ..protocol import METHODS
 from ..tracer import unsupported
 from ..values import (
-    AbstractValue, BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, const, dict_of, lookup, user_errors)
+    AbstractValue, BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, const, dict_of, lookup, user_error,
+    user_errors)
 from ..wrap import as_python, wrap
 
 METACLASSES = (type, abc.ABCMeta)
@@ -151,6 +152,8 @@ def make_dataclass(tx, cls=None, **options):
 def type_call(tx, value, bases=None, namespace=None, /, **keywords):
     if bases is None:
         return wrap(tx, value.cls)
+    if namespace is None:
+        user_error(TypeError, "type() takes 1 or 3 arguments")
     whole = dict_of({"__module__": const(tx.frames[-1].globals.get("__name__"))})
     METHODS[DictVal, "update"](tx, whole, namespace)
     return make_class(tx, value, unpack(tx, bases) or [wrap(tx, object)], whole, None, keywords)

@@ -106,7 +106,7 @@ def list_sort(tx, self, *, key=NONE, reverse=FALSE):
 
 def sort_values(tx, items, key, reverse) -> list:
     """sorted(items, key=key, reverse=reverse)"""
-    keys = items if type(key) is Const else [call(tx, key, [item]) for item in items]
+    keys = items if key is NONE else [call(tx, key, [item]) for item in items]
     try:
         measure = [as_python(tx, k) for k in keys]
     except NotConstant:
@@ -170,7 +170,8 @@ def list_iadd(tx, self, other):
 
 @method(ListVal, "__imul__")
 def list_imul(tx, self, count):
-    if type(count) is Const:
+    count = specialize(count)
+    if type(count) is Const and type(count.value) in (int, bool):
         guard_keys(tx, self)
         touch(tx, self)
         self.items *= count.value

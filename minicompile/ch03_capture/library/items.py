@@ -13,6 +13,7 @@
 import contextlib
 import enum
 import operator
+import types
 
 import numpy
 import torch
@@ -28,7 +29,7 @@ from ..tensors import emit, tensor_shape
 from ..tracer import call, unsupported
 from ..values import (
     AbstractValue, Const, DictVal, ListVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal,
-    ViewVal, boolean, const, python_method, user_error, user_errors)
+    ViewVal, boolean, const, lookup, python_method, user_error, user_errors)
 from ..wrap import as_python, entries, guard_keys, key_in, key_of, part, realize, wrap
 
 for _kind in (TupleVal, ListVal, DictVal):
@@ -56,11 +57,11 @@ def item_of_sequence(tx, container, key):
         if type(container) is ListVal:
             return ListVal(items=items)
         return TupleVal(items=items, cls=torch.Size if container.cls is torch.Size else tuple)
+    builtin = "tuple" if type(container) is TupleVal else container.cls.__name__
     if type(index) not in (int, bool):
-        user_error(TypeError, f"{container.cls.__name__} indices must be integers or slices, "
-                              f"not {type(index).__name__}")
+        user_error(TypeError, f"{builtin} indices must be integers or slices, not {type(index).__name__}")
     if not -len(container.items) <= index < len(container.items):
-        user_error(IndexError, f"{container.cls.__name__} index out of range")
+        user_error(IndexError, f"{builtin} index out of range")
     return realize(tx, container.items[index])
 
 
@@ -129,8 +130,8 @@ def delete_key(tx, self, key):
 
 
 # %% [markdown]
-# Objects are asked by their classes. An `Enum` is a container of its members, and of an array of NumPy the numbers that are read
-# are guarded, one by one.
+# Objects are asked by their classes, and a class by its metaclass or its `__class_getitem__`. An `Enum` is a container of its members,
+# and of an array of NumPy the numbers that are read are guarded, one by one.
 
 # %%
 @method(ObjVal, "__len__")
@@ -152,6 +153,9 @@ def item_of_object(tx, self, key):
     inner = as_dict(tx, self, "__getitem__")
     if inner is not self and python_method(self.cls, "__missing__") and not contains(tx, inner, key):
         return special(tx, self, "__missing__", key)
+    if isinstance(self.real, type) and not python_method(self.cls, "__getitem__"):
+        own = getattr(lookup(self.real, "__class_getitem__"), "__func__", None)
+        return call(tx, wrap(tx, own), [self, key]) if type(own) is types.FunctionType and own.__module__ != "typing" else NotImplemented
     if self.cls is numpy.ndarray and not written_storages(tx):               # which may be its memory, seen as a tensor
         with contextlib.suppress(NotConstant), user_errors():
             if type(found := self.real[index := as_python(tx, key)]) in NUMPY_SCALARS:

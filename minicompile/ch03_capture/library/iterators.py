@@ -18,7 +18,8 @@ from ..protocol import METHODS, method, operate
 from ..subscripts import get_item
 from ..tensors import call_tensor_method, emit
 from ..tracer import unsupported
-from ..values import Const, DictVal, GenVal, IterVal, ListVal, ObjVal, SetVal, TensorVal, TupleVal, ViewVal, const, user_error
+from ..values import (
+    Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, ViewVal, const, lookup, user_error)
 from ..wrap import entries, order_of, realize, wrap
 
 
@@ -90,10 +91,10 @@ METHODS[TensorVal, "__reversed__"] = lambda tx, self: call_tensor_method(tx, sel
 def reverse(tx, items):
     if (iterator := operate(tx, items, "__reversed__")) is not None:
         return iterator
-    if type(items) is ObjVal:
+    if type(items) is ObjVal and lookup(items.cls, "__getitem__") is not MISSING:
         indices = range(length(tx, items).value - 1, -1, -1)
         return IterVal(it=(get_item(tx, items, const(i)) for i in indices))
-    if not hasattr(items.cls, "__reversed__") and not hasattr(items.cls, "__getitem__"):
+    if lookup(items.cls, "__reversed__") is MISSING and lookup(items.cls, "__getitem__") is MISSING:
         user_error(TypeError, f"'{items.cls.__name__}' object is not reversible")
     return IterVal(it=(v for v in unpack(tx, items)[::-1]))
 

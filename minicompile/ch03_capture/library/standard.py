@@ -46,7 +46,7 @@ from ..interpreter import handled_exception, read_cell, read_local
 from ..iterate import iterate, unpack, values_of
 from ..methods import call_method
 from ..operations import Deputy, equal, fold, truth
-from ..protocol import METHODS, method
+from ..protocol import METHODS, method, special
 from ..subscripts import contains, set_item
 from ..tracer import answer, call, constant_source, guard, location, plain_python, unsupported
 from ..values import (
@@ -257,7 +257,8 @@ for _module, _names in {
     for _name in _names:
         interpreted(_module, _name)
 
-HANDLED[operator.index] = lambda tx, a: a if type(a) is SymVal and a.cls is int else fold(tx, operator.index, [a])
+HANDLED[operator.index] = lambda tx, a: a if type(a) is SymVal and a.cls is int else \
+    special(tx, a, "__index__") or fold(tx, operator.index, [a])
 
 
 # %% [markdown]
