@@ -128,6 +128,14 @@ EXPRESSIONS = {
         isinstance($X, int) + 1
         callable($X) + 0
         hash($i)
+        hash($O) % 97
+        $H.empty
+        $O.broken
+        getattr($O, 'broken', $i)
+        0.5|Base[$i]
+        0.5|Child[$i]
+        math.isqrt(abs($i)) + math.gcd($i, 6)
+        math.prod($L[:2]) % 97
         $L.index($L[0]) if $L else 0
         $L.count($i)
         int(any(@1 > 2 for @1 in $L))
@@ -907,6 +915,48 @@ try:
 except KeyError as @2:
     @1:i = len(str(@2))
 ---
+@1 = $X
+try:
+    @1 += $X
+except TypeError as @2:
+    @3:s = str(@2)
+---
+@1 = $X
+try:
+    @1 -= $s
+except TypeError as @2:
+    @3:s = str(@2)
+---
+@1 = $X
+try:
+    @1 *= $f
+except TypeError as @2:
+    @3:s = str(@2)
+---
+0.5|try:
+    @1:s = str(divmod($X, $s))
+except TypeError as @2:
+    @1:s = str(@2)
+---
+0.5|try:
+    from math import nothing
+except ImportError as @1:
+    @2:s = @1.name
+---
+0.5|try:
+    raise ValueError from $X
+except (TypeError, ValueError) as @1:
+    @2:s = str(@1)
+---
+0.5|try:
+    %H.other = $i
+except AttributeError as @1:
+    @2:s = str(@1)
+---
+0.3|del %H.empty
+---
+0.3|%H.empty = $i
+---
 0.3|$RAISE
 ---
 0.4|if $b:
@@ -1389,6 +1439,14 @@ class Base:
     def prop(self, value):
         self.n = value + ~2
 
+    @property
+    def broken(self):
+        return self.name.nothing
+
+    def __class_getitem__(cls, key):
+        cls.created += key
+        return cls.factor + key
+
     @staticmethod
     def static(t):
         $BT{t:T}
@@ -1407,7 +1465,7 @@ class Base:
         return self.n * 3
 
     def __getattr__(self, name):
-        if name == 'missing_attr':
+        if name in ('missing_attr', 'broken'):
             return 11
         raise AttributeError(name)
 
@@ -1421,7 +1479,7 @@ class Base:
         return isinstance(other, Base) and self.n == other.n
 
     def __hash__(self):
-        return hash(self.n)
+        return self.n - 2 ** 62
 
     def __lt__(self, other):
         return self.n < other.n
@@ -1512,10 +1570,15 @@ class Child(Base):
 
 
 class Slots:
-    __slots__ = ('n', 't')
+    __slots__ = ('n', 't', 'empty')
 
     def __init__(self, n):
         self.n = n
+
+    def __getattr__(self, name):
+        if name == 'empty':
+            return 7
+        raise AttributeError(name)
 
     def apply(self, t):
         self.t = t
@@ -1723,7 +1786,9 @@ BETWEEN = ["%O.n += 1", "%O.n = ~4", "%O.extra = ~3", "%O.items.append(~3)", "%O
            "%D.pop('a', None)",
            "global:g_count = ~6", "global:g_count += 1", "G_LIST.append(~3)", "G_LIST.clear()", "G_DICT['b'] = 1", "G_DICT.pop('k', None)",
            "global:G_T = torch.ones(3)", "global:G_T = torch.zeros(3, dtype=torch.float64)", "Base.factor = ~4", "Child.factor = 1",
-           "Child.bump = lambda self: 1", "G_FUNCS['neg'] = torch.relu", "G_MODEL.eval()", "global:cached = abs", "Base.created = 0",
+           "Child.bump = lambda self: 1", "Base.__len__ = lambda self: 2", "Child.__getattr__ = lambda self, name: 3", "Base.lazy = 4",
+           "Child.__class_getitem__ = classmethod(lambda cls, key: key)",
+           "%H.empty = ~3", "G_FUNCS['neg'] = torch.relu", "G_MODEL.eval()", "global:cached = abs", "Base.created = 0",
            "G_MODEL.scale.mul_(2)", "%H.n += 1", "entry.__defaults__ = entry.__defaults__", "%LT.append(%LT[0])", "%DT.update(j=%DT['k'])",
            "global:helper_i = lambda *a, **k: 3", "%M.register_forward_hook(lambda m, a, out: out + 1)", "%S.add(~5)",
            "torch.manual_seed(0)"]
