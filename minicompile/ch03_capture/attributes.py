@@ -9,7 +9,6 @@
 # front of it, and are replayed after the graph has run.
 
 # %%
-import collections
 import enum
 import functools
 import sys
@@ -25,14 +24,14 @@ from .interpreter import unless_raised
 from .tensors import tensor_attribute
 from .tracer import PYTHON, Tracer, call, constant_source, guard, read_once, unsupported, written_global
 from .values import (
-    AbstractValue, CONSTANT_TYPES, Const, DELETED, DictVal, ExcVal, FuncVal, ListVal, MISSING, MethodName, MethodVal, NONE, NUMBERS,
-    ObjVal, PartialVal, SetVal, SymVal, Table, TensorVal, TupleVal, UserError, const, describe, is_class, lookup, python_method, user_error)
+    AbstractValue, CONSTANT_TYPES, Const, DELETED, DictVal, ListVal, MISSING, MethodName, MethodVal, NONE, NUMBERS,
+    ObjVal, SetVal, SymVal, Table, TensorVal, TupleVal, UserError, const, describe, is_class, lookup, python_method, user_error)
 from .wrap import entries, part, realize, wrap
 
 GETATTR = Table()
 attributes_of = GETATTR.of           # function(tx, value, name) -> AbstractValue
-SETATTR = Table()                    # `type`, for classes of the trace -> function(tx, value, name, new value or None)
-SET_ON_TENSOR = Table()              # name -> function(tx, tensor, new value)
+# kind of value, or `type`, for classes of the trace -> function(tx, value, name, new value; None deletes), or NotImplemented
+SETATTR = Table()
 
 
 def get_attribute(tx: Tracer, value: AbstractValue, name: str) -> AbstractValue:
@@ -432,9 +431,7 @@ def constant_attribute(tx, obj, name):
 # `store_attribute` is `object.__setattr__`: descriptors first, then the instance. `set_attribute` asks the
 # class before.
 #
-# The order of the questions is again Python's. `set_attribute` looks at the kind of value: attributes of a
-# function made by the trace are a dictionary of it, the gradient of a tensor has a place of its own in the
-# effects, an exception has fields that Python itself sets. For an object the class may have its own
+# `set_attribute` looks into a table for the kind of value. For an object the class may have its own
 # `__setattr__`, and then this is called. PyTorch's modules have one (`library/modules.py`).
 #
 # `store_attribute` is reached when no class objects. A property calls its setter, and a descriptor its
@@ -443,32 +440,21 @@ def constant_attribute(tx, obj, name):
 # with Python's words.
 
 # %%
-# What a function is made of, as opposed to what is hung on it
-FIXED_FUNCTION = ("__code__", "__defaults__", "__kwdefaults__", "__dict__", "__closure__", "__globals__")
-
-
 def set_attribute(tx: Tracer, obj: AbstractValue, name: str, value: AbstractValue | None):
     """obj.name = value, or `del obj.name` when value is None."""
-    fixed = FIXED_FUNCTION if type(obj) is FuncVal else ()
-    if type(obj) in (FuncVal, PartialVal) and obj.source is None and value is not None and name not in fixed:
-        obj.attrs[name] = value
-        return
-    if type(obj) is DictVal and obj.cls is collections.OrderedDict and obj.real is None and value is not None and \
-            class_lookup(obj.cls, name) is MISSING:
-        obj.attrs[name] = value              # `state_dict()` does
-        return
-    if type(obj) is TensorVal and name in SET_ON_TENSOR:
-        return SET_ON_TENSOR[name](tx, obj, NONE if value is None else value)
-    if type(obj) is ExcVal and value is not None:
-        return set_exception_attribute(tx, obj, name, value)
-    if is_class(obj) and obj.real in tx.classes.made:
-        return SETATTR[type](tx, obj, name, value)
+    kind = type if is_class(obj) and obj.real in tx.classes.made else type(obj)
+    if kind not in SETATTR or SETATTR[kind](tx, obj, name, value) is NotImplemented:
+        unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
+
+
+@SETATTR.of(ObjVal)
+def set_object_attribute(tx, obj, name, value):
     if is_class(obj) and value is not None and may_write_to_class(obj, name, value):
         obj.attrs[name] = value
         tx.classes.data.add((obj.real, name))
         return touch(tx, obj)
-    if type(obj) is not ObjVal or isinstance(obj.real, (types.ModuleType, types.FunctionType, type)):
-        unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
+    if isinstance(obj.real, (types.ModuleType, types.FunctionType, type)):
+        return NotImplemented
     method, arguments = ("__delattr__", [obj, const(name)]) if value is None else ("__setattr__", [obj, const(name), value])
     hook = lookup(obj.cls, method)
     if getattr(hook, "__objclass__", None) in (object, types.SimpleNamespace):
@@ -476,7 +462,7 @@ def set_attribute(tx: Tracer, obj: AbstractValue, name: str, value: AbstractValu
     elif isinstance(hook, (types.FunctionType, types.WrapperDescriptorType)):        # of dict: `__setattr__ = dict.__setitem__`
         call(tx, wrap(tx, hook), arguments)
     else:
-        unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
+        return NotImplemented
 
 
 # %% [markdown]
@@ -510,23 +496,9 @@ def written_in_class(tx, cls, name: str) -> AbstractValue | None:
 
 
 # %% [markdown]
-# An exception has fields that Python itself sets, and others of its class. The attributes of all other objects are written by
-# `store_attribute`.
+# What no class objects to is written by `store_attribute`.
 
 # %%
-def set_exception_attribute(tx, exc, name, value):
-    found = lookup(exc.cls, name)
-    if name in ("__cause__", "__context__"):
-        setattr(exc, name.strip("_"), None if value is NONE else value)
-    elif name == "__traceback__":
-        exc.traceback = value
-    elif name.startswith("__") or name == "args" or hasattr(type(found), "__set__") or \
-            python_method(exc.cls, "__setattr__"):
-        unsupported(tx, f"setting {name} of an exception")
-    else:
-        exc.attrs[name] = value
-
-
 def store_attribute(tx, obj, name, value):
     found, arguments = lookup(obj.cls, name), [] if value is None else [value]
     if is_property(found):

@@ -15,7 +15,7 @@
 # | table | key | module |
 # |---|---|---|
 # | `BUILDERS`: what stands for a real object, and its guards | class | `wrap.py` |
-# | `GETATTR`, `FIELDS`: its attributes | kind of value (and name) | `attributes.py`, `library/fields.py` |
+# | `GETATTR`, `SETATTR`, `FIELDS`: its attributes | kind of value (and name) | `attributes.py`, `library/fields.py` |
 # | `METHODS`: methods and operators that are written in C | kind of value, name | `protocol.py`, `library/containers.py`, ... |
 # | `CALLS`: what calling it does | kind of value | `calls.py` |
 # | `REAL_CALLS`: the same, for callables that existed before | class | `calls.py`, `library/standard.py` |

@@ -36,7 +36,6 @@ from ..ch01_graphs.graph import closure, history_of
 from ..ch01_graphs.layouts import is_dense, same_layout
 from ..ch01_graphs.trace import backward_pass
 from ..ch02_guards.sources import AttrSource
-from ..ch03_capture.attributes import SET_ON_TENSOR
 from ..ch03_capture.calls import handles, inline_code
 from ..ch03_capture.iterate import unpack
 from ..ch03_capture.protocol import METHODS
@@ -521,13 +520,6 @@ def requires_grad_(tx, self, requires_grad=Const(value=True)):
         autograd(tx).flags[self] = requires_grad.value
     self.fake.requires_grad_(requires_grad.value)
     return self
-
-
-@SET_ON_TENSOR.of("requires_grad")
-def set_requires_grad(tx, tensor, flag):
-    if type(flag) is not Const or flag is NONE or not tensor.is_leaf:
-        unsupported(tx, "the attribute requires_grad of what is no leaf, or set to what is no constant")
-    requires_grad_(tx, tensor, flag)
 
 
 @handles(torch.autograd.grad)

@@ -14,11 +14,11 @@ import torch
 
 from ..ch01_graphs.graph import known_history
 from ..ch02_guards.sources import AttrSource, path_of
-from ..ch03_capture.attributes import SET_ON_TENSOR
+from ..ch03_capture.attributes import SETATTR
 from ..ch03_capture.epilogue import AHEAD, ENDINGS, HISTORIES, expression, leaves_in, output_text, pool, refuse_to_leave, source_text
 from ..ch03_capture.tensors import TENSOR_ATTRIBUTES, finish_node
-from ..ch03_capture.tracer import Tracer, guard, notes_of, unsupported
-from ..ch03_capture.values import NONE, AbstractValue, TensorVal, const
+from ..ch03_capture.tracer import Tracer, call, guard, notes_of, unsupported
+from ..ch03_capture.values import NONE, AbstractValue, Const, MethodName, TensorVal, const
 from ..ch03_capture.wrap import wrap
 
 
@@ -64,7 +64,16 @@ def set_gradient(tx: Tracer, leaf: TensorVal, gradient: AbstractValue):
     autograd(tx).gradients[leaf] = gradient
 
 
-SET_ON_TENSOR["grad"] = set_gradient
+@SETATTR.of(TensorVal)
+def set_tensor_attribute(tx, tensor, name, value):
+    if name == "grad":
+        set_gradient(tx, tensor, NONE if value is None else value)
+    elif name == "requires_grad" and type(value) is Const and tensor.is_leaf:
+        call(tx, MethodName(self=tensor, name="requires_grad_"), [value])
+    else:
+        return NotImplemented
+
+
 TENSOR_ATTRIBUTES.update({
     "grad": lambda tx, tensor: gradient_of(tx, tensor) if tensor.is_leaf or tensor in autograd(tx).retained
     or tensor in autograd(tx).gradients else NotImplemented,

@@ -16,10 +16,12 @@
 # certain, the graph ends.
 
 # %%
+import collections
 import types
 
+from ...ch02_guards.guards import class_lookup
 from ...ch02_guards.sources import AttrSource
-from ..attributes import C_DESCRIPTORS, attributes_of, bind_attribute, bind_to_class, get_attribute, no_attribute
+from ..attributes import C_DESCRIPTORS, SETATTR, attributes_of, bind_attribute, bind_to_class, get_attribute, no_attribute
 from ..effects import changed
 from ..inputs import computed_number
 from ..interpreter import read_cell
@@ -148,6 +150,48 @@ def fallback_of(cls) -> bool:
     return lookup(cls, "__getattr__") is not MISSING or python_method(cls, "__getattribute__") is not None
 
 
+# %% [markdown]
+# Writing. What a function is made of cannot be set, but a program may hang anything on it, and on a partial; `state_dict()` hangs
+# something on its OrderedDict. Of an exception Python itself sets some fields.
+
+# %%
+FIXED_FUNCTION = ("__code__", "__defaults__", "__kwdefaults__", "__dict__", "__closure__", "__globals__")
+
+
+@SETATTR.of(FuncVal, PartialVal)
+def set_function_attribute(tx, function, name, value):
+    if function.source is not None or value is None or type(function) is FuncVal and name in FIXED_FUNCTION:
+        return NotImplemented
+    function.attrs[name] = value
+
+
+@SETATTR.of(DictVal)
+def set_dict_attribute(tx, whole, name, value):
+    if whole.cls is not collections.OrderedDict or whole.real is not None or value is None or class_lookup(whole.cls, name) is not MISSING:
+        return NotImplemented
+    whole.attrs[name] = value
+
+
+@SETATTR.of(ExcVal)
+def set_exception_attribute(tx, exc, name, value):
+    found = lookup(exc.cls, name)
+    if value is None:
+        return NotImplemented
+    if name in ("__cause__", "__context__"):
+        setattr(exc, name.strip("_"), None if value is NONE else value)
+    elif name == "__traceback__":
+        exc.traceback = value
+    elif name.startswith("__") or name == "args" or hasattr(type(found), "__set__") or \
+            python_method(exc.cls, "__setattr__"):
+        unsupported(tx, f"setting {name} of an exception")
+    else:
+        exc.attrs[name] = value
+
+
+# %% [markdown]
+# Methods and cells.
+
+# %%
 @attributes_of(MethodVal)
 def method_attribute(tx, value, name):
     if (MethodVal, name) in FIELDS:
