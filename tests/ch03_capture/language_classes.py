@@ -1420,3 +1420,48 @@ def attributes_are_keys(x, dotted):
         del own.a
     except KeyError as error:
         return own, own.b * dotted.count, own.missing, repr(error)
+
+
+# Copies of what lies in slots, and members of an IntEnum as numbers
+
+class SlottedPoint:
+    __slots__ = ("x", "__hidden", "empty")
+
+    def __init__(self, x):
+        self.x, self.__hidden = x, [1]
+
+    def hidden(self):
+        return self.__hidden
+
+
+class SlottedAndMore(SlottedPoint):
+    pass
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrozenSlots:
+    n: int
+    t: torch.Tensor = None
+
+
+@program(args=lambda: (SlottedPoint(3),))
+def copies_of_slots(x, outer):
+    p, more = SlottedPoint(x), SlottedAndMore(2)
+    more.extra = 5
+    shallow, deep, copied, frozen = copy.copy(p), copy.deepcopy(p), copy.copy(more), copy.deepcopy(FrozenSlots(1, x))
+    again = copy.copy(outer)
+    again.x += 1
+    return (shallow.x is p.x, shallow.hidden() is p.hidden(), deep.hidden() is p.hidden(), deep.x + 1, hasattr(shallow, "empty"),
+            copied, vars(copied), frozen, again, outer.x)
+
+
+class Axis(enum.IntEnum):
+    ROWS = 0
+    COLUMNS = 1
+    SIZE = 5
+
+
+@program
+def members_of_an_int_enum_are_numbers(x):
+    return (x.sum(Axis.COLUMNS), x.view(Axis.COLUMNS, -1), torch.ones(2, Axis.SIZE), x[Axis.ROWS], x[Axis.COLUMNS:], x[:, -Axis.COLUMNS],
+            torch.softmax(x, dim=Axis.COLUMNS), torch.stack([x, x], Axis.COLUMNS) * Axis.SIZE, range(Axis.SIZE), [1] * Axis.SIZE)

@@ -42,7 +42,7 @@ from ...ch02_guards.sources import AttrSource, CallSource
 from ..attributes import get_attribute
 from ..calls import BY_CODE, HANDLED, OBJECT_METHODS, REAL_CALLS, handles, inline_code, inline_function, refuse_weak
 from ..effects import effect_free
-from ..interpreter import handled_exception, read_cell, read_local
+from ..interpreter import handled_exception, read_cell, read_local, unless_raised
 from ..iterate import iterate, unpack, values_of
 from ..methods import call_method
 from ..operations import Deputy, equal, fold, truth
@@ -308,10 +308,10 @@ def reduce_object(tx, self, protocol=NONE):
     if own is not None:
         return call(tx, wrap(tx, own), [self])
     namespace = self.cls is types.SimpleNamespace
-    if type(self) is not ObjVal or isinstance(self.real, (type, types.ModuleType)) or not namespace and any(
-            base is not object and (not base.__flags__ & HEAP_TYPE or vars(base).get("__slots__"))
-            or {"__getnewargs__", "__getnewargs_ex__"} & set(vars(base)) for base in self.cls.__mro__) or \
-            issubclass(self.cls, torch.nn.Module):
+    in_c = not namespace and any(
+        base is not object and not base.__flags__ & HEAP_TYPE or {"__getnewargs__", "__getnewargs_ex__"} & set(vars(base))
+        for base in self.cls.__mro__)
+    if type(self) is not ObjVal or isinstance(self.real, (type, types.ModuleType)) or in_c or issubclass(self.cls, torch.nn.Module):
         unsupported(tx, f"a copy of {describe(self)}")
     state = call(tx, get_attribute(tx, self, "__getstate__"), [])
     return taken_apart(tx, *((self.cls, []) if namespace else (copyreg.__newobj__, [wrap(tx, self.cls)])),
@@ -319,8 +319,13 @@ def reduce_object(tx, self, protocol=NONE):
 
 
 def state_of_object(tx, self):
-    fields = get_attribute(tx, self, "__dict__")
-    return fields if fields.items else NONE
+    """The `__dict__`, and, if there are any, the slots that hold something."""
+    def held(name):
+        return unless_raised(AttributeError, lambda: get_attribute(tx, self, name))
+    fields = held("__dict__")
+    fields = fields if fields is not None and fields.items else NONE
+    slots = {name: value for name in copyreg._slotnames(self.cls) if (value := held(name)) is not None}
+    return TupleVal(items=[fields, dict_of(slots)]) if slots else fields
 
 
 OBJECT_METHODS.update({"__reduce_ex__": reduce_object, "__getstate__": state_of_object})
