@@ -23,6 +23,15 @@ def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
     return same_strides(a.shape, a.stride(), b.stride())
 
 
+def lies_as_well_as_can_be(a: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Would a copy of `a` lie no more as `wanted` does? A copy in the order of its dims has its strides, also those of dims of size 1, if
+    these are without gaps, too; where `wanted` has gaps, no copy has."""
+    if same_layout(a, wanted):
+        dims = memory_order(wanted.shape, wanted.stride())[::-1]
+        return a.stride() == wanted.stride() or strides_in_order(wanted.shape, dims) != wanted.stride()
+    return not is_dense(wanted)
+
+
 def copy_with_layout(t: torch.Tensor, shape, stride, dtype, device) -> torch.Tensor:
     """A copy that lies otherwise. Where a dim of it has stride 0, all its elements are one, the first."""
     out = target = torch.empty_strided(shape, stride, dtype=dtype, device=device)

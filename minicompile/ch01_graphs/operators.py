@@ -25,7 +25,7 @@ from ..errors import Unsupported
 from .corrections import true_form
 from .fake import FakeTensor
 from .refusals import REFUSALS, check_with_kernel
-from .rules.operators import DATA_DEPENDENT, FIRST_DECIDES, FLOATS_ARE_DATA, FUSED, LIKE_THE_FIRST, NUMBERS_AT, WITHOUT_META
+from .rules.operators import DATA_DEPENDENT, FIRST_DECIDES, FLOATS_ARE_DATA, FUSED, LIKE_THE_FIRST, NUMBERS_AT, RESHAPING, WITHOUT_META
 from .shapes import NUMBERS, answer_in_numbers
 
 aten = torch.ops.aten
@@ -210,7 +210,8 @@ def run_meta(func, args, kwargs, flat, device):
 
 
 def _written(func, args) -> dict:
-    """id of a meta tensor -> the fake that the operator was given, for what it has written."""
+    """id of a meta tensor -> the fake that the operator was given, for what it has written. Of operands that are too large for it the
+    kernel says so, and the meta kernel resizes it."""
     written = {}
     for schema, value in zip(func._schema.arguments, args):
         if schema.alias_info is not None and schema.alias_info.is_write:
@@ -218,6 +219,10 @@ def _written(func, args) -> dict:
     if func._schema.name.startswith("aten::_foreach_") or func in FUSED or func.namespace not in NAMESPACES:
         torch.autograd.graph.increment_version(written.values())        # these count versions themselves
     for t in written.values():
+        if t.shape != t.meta.shape and func.namespace == "aten" and func not in RESHAPING:
+            found = list(t.meta.shape)
+            t.meta.as_strided_(t.shape, t.stride(), t.storage_offset())     # the program may go on
+            raise RuntimeError(f"output with shape {list(t.shape)} doesn't match the broadcast shape {found}")
         if t.shape != t.meta.shape or t.stride() != t.meta.stride():
             _take_over_metadata(t)
     return written

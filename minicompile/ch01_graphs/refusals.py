@@ -46,7 +46,8 @@ REFUSALS = Table()
 # %%
 # Words of refusals that are about dtypes and memory, not about the numbers in the tensors, which are zeros here
 KINDS = re.compile("not implemented for|unsupported operation|for input.numel|support|dtype|scalar type|boolean|[Bb]ool"
-                   "|same (data ?)?type|can't be cast|inputs to be|should be the same|long tensor|without overflow|destination dtypes")
+                   "|same (data ?)?type|can't be cast|inputs to be|should be the same|long tensor|without overflow|destination dtypes"
+                   "|negative integer powers")
 TRIED_BYTES = 1 << 20
 _ACCEPTED: set = set()                  # calls, up to shapes and numbers, that a kernel has not refused
 LIMITS = [(info.min, info.max) for info in (*map(torch.iinfo, (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)),

@@ -23,7 +23,7 @@ from torch import fx
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.floats import Float
 from ..ch01_graphs.graph import Graph, copy_provenance, map_args
-from ..ch01_graphs.layouts import each_has_its_place, inside, inverse, is_dense, memory_order, same_layout
+from ..ch01_graphs.layouts import each_has_its_place, inside, inverse, is_dense, lies_as_well_as_can_be, memory_order, same_layout
 from ..ch01_graphs.recipes import fake_call
 from ..ch01_graphs.shapes import FloatNode, ShapeEnv, SizeNode, expr_of, is_symbolic
 from ..ch01_graphs.symbolic import Expr
@@ -250,7 +250,7 @@ def conform(b: GraphBuilder, new: fx.Node, target: FakeTensor) -> fx.Node:
 
 def restride(b: GraphBuilder, node: fx.Node, target: torch.Tensor) -> fx.Node:
     """`node` with the strides of `target`, where those are dense (a permutation of a contiguous tensor)."""
-    if same_layout(node.meta["val"], target) or target.numel() == 0 or not is_dense(target):
+    if target.numel() == 0 or lies_as_well_as_can_be(node.meta["val"], target):
         return node
     order = memory_order(target.shape, target.stride())
     permuted = append_call(b, aten.permute.default, (node, order))

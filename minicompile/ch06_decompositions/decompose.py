@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..ch01_graphs.fake import FakeTensor, form_of, storage_key
 from ..ch01_graphs.graph import call_node, map_args
-from ..ch01_graphs.layouts import inverse, is_dense, memory_order, same_layout
+from ..ch01_graphs.layouts import inverse, lies_as_well_as_can_be, memory_order
 from ..ch01_graphs.operators import leaves
 from ..ch01_graphs.recipes import NotKept, asked, fills_its_memory
 from ..ch01_graphs.shapes import expr_of
@@ -179,7 +179,7 @@ def _fitted(out, wanted):
 
 def _ordered(out, wanted):
     """`out` with the strides of `wanted`, by a copy if they differ. Only dense layouts can be asked for."""
-    if same_layout(out, wanted) or not is_dense(wanted):
+    if lies_as_well_as_can_be(out, wanted):
         return out
     order = memory_order(wanted.shape, wanted.stride())
     copy = out.permute(order).clone(memory_format=torch.contiguous_format)

@@ -165,7 +165,8 @@ REFUSED = {
     "addcdiv of integers": "torch.addcdiv(I, I, I)", "value of uint8": "torch.full_like(I8.to(torch.uint8), -300)",
     "beyond the memory": "X.as_strided((3, 3), (2, 1))", "two dtypes in index_put": "X.index_put((I[0],), H[0])",
     "float as result of integers": "I.clone().add_(0.5)", "division of integers in place": "I.clone().div_(2)",
-    "integers to bool": "B.clone().add_(I[0])", "dim": "X.sum(2)", "select": "X[2]", "product": "X @ torch.ones(3, 2)",
+    "integers to bool": "B.clone().add_(I[0])", "negative power of integers": "I ** -1",
+    "dim": "X.sum(2)", "select": "X[2]", "product": "X @ torch.ones(3, 2)",
     "view": "X.t().view(-1)", "bits of a bool": "~X", "shift of floats": "X << 1",
     "padding of an output": "torch.conv_transpose1d(X[None], X[None], None, 1, 0, 1)"}
 
@@ -197,6 +198,18 @@ OF_SIZES = {
     "prelu": lambda x, i, y: F.prelu(x, y), "lerp": lambda x, i, y: x.lerp(y, y), "cross": lambda x, i, y: torch.linalg.cross(x, y),
     "addmv": lambda x, i, y: torch.addmv(x, y, y), "trapezoid": lambda x, i, y: torch.trapezoid(x, y),
     "renorm": lambda x, i, y: x.renorm(2, 0, 1.0)}
+
+
+@pytest.mark.parametrize("name", "bitwise_xor_ __iand__ eq_ clamp_ floor_divide_ pow_ add_ gcd_ bitwise_left_shift_".split())
+def test_a_write_of_operands_that_are_too_large(name):
+    """Meta kernels resize what they write to, which the program may use afterwards."""
+    for shape in ((3,), (0,), (1, 3)):
+        x, mode = torch.ones(shape, dtype=torch.int64), FakeMode()
+        with mode:
+            fake, other = mode.from_real(x), torch.ones(4, shape[-1], dtype=torch.int64)
+            with pytest.raises(RuntimeError, match="broadcast"):
+                getattr(fake, name)(other)
+            assert fake.add(1).shape == fake.meta.shape == shape
 
 
 @pytest.mark.parametrize("name", OF_SIZES)

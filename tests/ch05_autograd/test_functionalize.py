@@ -124,6 +124,24 @@ def test_a_write_to_the_parts_of_a_complex_tensor_in_any_layout():
         agree(f, torch.complex(torch.randn(shape), torch.randn(shape)))
 
 
+OVERWRITTEN = {"masked_fill": lambda x: x.masked_fill_(x > 0, 1.0), "zero": lambda x: x.zero_(), "fill": lambda x: x.fill_(2),
+          "copy": lambda x: x.copy_(torch.ones(x.shape)), "eq": lambda x: x.eq_(1.0), "through a view": lambda x: x[0].mul_(2)}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "decomposed", "cpp"])
+@pytest.mark.parametrize("name", OVERWRITTEN)
+def test_strides_of_dims_of_size_1_after_a_write(name, backend):
+    """The next operator asks them for an order."""
+    def f(x):
+        OVERWRITTEN[name](y := x.clone())
+        OVERWRITTEN[name](x)
+        return y, y.clone(), x.clone(), x + 1
+    for order in ((2, 1, 0), (1, 2, 0), (2, 0, 1)):
+        given, again = (torch.arange(5.0).view(1, 1, 5).permute(order) for _ in range(2))
+        for got, want in zip(minicompile.compile(f, backend=backend)(given), f(again)):
+            assert got.stride() == want.stride() and torch.equal(got, want)
+
+
 def test_dead_views_and_duplicates_go():
     def f(x):
         y = x.exp()

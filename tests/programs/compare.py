@@ -34,6 +34,7 @@ UNBOUND = re.compile("cannot access (local|free) variable")
 FRAMES = re.compile(r"\nException raised from .*|(?<=already been freed\)\.) .*", re.DOTALL)
 ADDRESS = re.compile(r"0x[0-9a-f]+")
 NODE = re.compile(r"grad_fn=<\w+>")            # one node of a compiled region stands for many
+INVALID = re.compile(r"Function \w+ returned an invalid gradient.*", re.DOTALL)      # the same, and its inputs are not those of the one
 NONDETERMINISTIC = "does not have a deterministic"
 OVERWRITTEN = "backward raised one of the variables needed for gradient computation has been"
 # What CPU kernels say of an index that is not there, or of a probability that is none.
@@ -258,7 +259,7 @@ def execute(code, compile_, *, words=True, around=contextlib.nullcontext) -> lis
                         loss.backward(retain_graph=True)
                     what = "backward"
                 except (RuntimeError, IndexError) as error:
-                    what = "backward raised " + str(error)[:70]
+                    what = "backward raised " + INVALID.sub("returned an invalid gradient", str(error))[:70]
                     for leaf, gradient, copy in before:         # how far the engine had come is not for the program to know
                         leaf.grad = gradient if copy is None else gradient.copy_(copy)
                 shoot(what, None, [*args, kwargs])

@@ -89,8 +89,9 @@ WITHOUT_META = {aten._ctc_loss.default: _ctc_loss,
 
 # %% [markdown]
 # The last lists are about views. `x.t_()` writes no data: the tensor object becomes a view of what it was, and `IN_PLACE_VIEWS` names that
-# view. `SCATTERED` names the part of the first operand that a scatter into a view replaces by the second. And `SHAPED` are
-# the operators whose meta kernels let sizes pass that the kernel refuses.
+# view; beside these only the others in `RESHAPING` change the size of what they are given. `SCATTERED` names the part of the first operand
+# that a scatter into a view replaces by the second. And `SHAPED` are the operators whose meta kernels let sizes pass that the kernel
+# refuses.
 
 # %%
 STRIDED = {aten.as_strided, aten.as_strided_, aten.as_strided_copy}
@@ -103,6 +104,7 @@ IN_PLACE_VIEWS = {
     aten.unsqueeze_.default: aten.unsqueeze.default,
     aten.as_strided_.default: aten.as_strided.default,
 }
+RESHAPING = {*IN_PLACE_VIEWS, *overloads(aten.resize_, aten.resize_as_, aten.set_)}
 SCATTERED = {
     aten.select_scatter.default: aten.select.int,
     aten.slice_scatter.default: aten.slice.Tensor,
