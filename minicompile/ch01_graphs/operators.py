@@ -205,8 +205,8 @@ def run_meta(func, args, kwargs, flat, device):
                               f"result is not known (torch.library.register_fake({name!r}) gives it "
                               "one)") from error
         raise Unsupported(f"{func} has no meta kernel: {str(error).splitlines()[0]}") from error
-    except ZeroDivisionError as error:          # the meta kernel of a mean's gradient, for an empty tensor
-        raise Unsupported(f"the meta kernel of {func} divides by a size of zero") from error
+    except (ZeroDivisionError, TypeError) as error:     # of a mean's gradient; of an interpolation of an empty batch
+        raise Unsupported(f"the meta kernel of {func} fails, perhaps for an empty tensor: {error}") from error
 
 
 def _written(func, args) -> dict:

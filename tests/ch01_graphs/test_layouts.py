@@ -189,6 +189,43 @@ def test_strides_of_copies(name):
         assert (got.shape, got.stride()) == (wanted.shape, wanted.stride()), (x.shape, x.stride(), memory_format)
 
 
+ALONG = """
+x.sum(d, keepdim=True) | x.sum(d) | x.mean(d, keepdim=True) | x.var(d, keepdim=True) | x.std(d) | torch.var_mean(x, d, keepdim=True)
+torch.std_mean(x, d, keepdim=True) | x.any(d, keepdim=True) | x.prod(d, keepdim=True) | x.amax(d, keepdim=True)
+x.amin(d, keepdim=True) | torch.aminmax(x, dim=d, keepdim=True) | x.max(d, keepdim=True) | x.argmax(d, keepdim=True)
+x.logsumexp(d, keepdim=True) | torch.linalg.vector_norm(x, 2, d, keepdim=True) | torch.linalg.vector_norm(x, 0, d, keepdim=True)
+torch.linalg.vector_norm(x, 3, d) | x.nansum(d, keepdim=True) | x.median(d, keepdim=True) | x.mode(d, keepdim=True)
+x.kthvalue(1, d, keepdim=True) | x.cumsum(d) | x.cummax(d) | x.logcumsumexp(d) | x.softmax(d) | x.sort(d) | x.topk(1, d) | x.diff(dim=d)
+torch.cat([x, x], d) | torch.stack([x, x], d) | x.repeat_interleave(2, d) | x.roll(1) | x.roll(1, d) | x.flip(d)
+F.interpolate(x, size=(3, 2), mode="bilinear") | F.interpolate(x, size=(3, 2)) | F.interpolate(x, size=(3, 2), mode="bicubic")
+F.interpolate(x, size=(3, 2), mode="nearest-exact") | x[..., :1].mT[..., :1].matrix_exp()
+F.binary_cross_entropy_with_logits(x, x, reduction="none") | F.group_norm(x, 1) | torch.nonzero_static(x, size=2) | F.max_pool2d(x, 1)
+x.index_add(d, NONE, x.narrow(d, 0, 0)) | x.index_copy(d, NONE, x.narrow(d, 0, 0)) | x.slice_scatter(x.narrow(d, 0, 0), d, 0, 0)
+x.view(-1) | x.unfold(d, 1, 1) | x.split(1, d) | x.reshape(-1) | x.flatten(0, d) | x.squeeze() | x.squeeze(d) | x.unsqueeze(d)
+x.expand(2, *x.shape) | x.mT | x.narrow(d, 0, 1) | x[::2] | x.unflatten(d, (-1, 1)) | x.view(*x.shape, 1) | x.view(1, *x.shape)
+x.view(torch.int32) | x.view(torch.int16) | x.chunk(2, d) | x.tensor_split(2, d) | x.movedim(0, d) | x.diagonal(0, 0, d)"""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("text", [text.strip() for line in ALONG.split("\n") for text in line.split("|") if text])
+def test_reductions_and_views_where_sizes_are_0_and_1(text, count=60):
+    choose, compared = random.Random(text), 0
+    call = eval(f"lambda x, d: {text}", {"torch": torch, "F": torch.nn.functional, "NONE": torch.arange(0)})
+    for _ in range(count):
+        x = torch.ones(1000).as_strided(*form(choose, [choose.choice([0, 1, 1, 2, 3]) for _ in range(choose.choice([1, 2, 3, 4, 4]))]))
+        d, mode = choose.randrange(x.dim()), FakeMode()
+        try:
+            wanted = call(x, d)
+            with mode:
+                got = call(mode.from_real(x), d)
+        except (RuntimeError, IndexError, ValueError, NotImplementedError, Unsupported):
+            continue
+        compared += 1
+        for a, b in zip(wanted, got, strict=True) if isinstance(wanted, (tuple, list)) else [(wanted, got)]:
+            assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype), (x.shape, x.stride(), d)
+    assert compared
+
+
 def test_index():
     for order in itertools.permutations(range(3)):
         x, i = strided((3, 4, 6), order), torch.zeros(5, 2, dtype=torch.long)

@@ -5,6 +5,7 @@
 # with float32 parameters, as autocast leaves it on a CPU, is here for its dtypes.
 
 # %%
+import contextlib
 import functools
 
 import torch
@@ -82,7 +83,8 @@ OPERANDS.update({
 })
 COPYING |= {getattr(getattr(aten, name), kind or "default") for name, _, kind in (name.partition(".") for name in (
     "clone _to_copy empty_like full_like zeros_like ones_like zero fill.Scalar fill.Tensor conj_physical deg2rad rad2deg hardtanh "
-    "nan_to_num flip index_fill.int_Scalar index_fill.int_Tensor index_put binary_cross_entropy").split())}
+    "nan_to_num flip index_fill.int_Scalar index_fill.int_Tensor index_put binary_cross_entropy "
+    "_unsafe_masked_index_put_accumulate").split())}
 
 
 # %% [markdown]
@@ -117,22 +119,16 @@ def _indexed(out, x, indices):
 # answer of the real kernel.
 
 # %%
-def _group_norm_dtypes(out, x, weight, bias, *_):
+def _group_norm(out, x, weight, bias, *_):
     """Statistics of halves are float32 if a parameter is; the meta kernel gives them x's dtype."""
     mixed = any(p is not None and p.dtype is torch.float32 for p in (weight, bias))
-    return (out[0], *(s.to(torch.float32) for s in out[1:])) if mixed and x.dtype.itemsize == 2 else out
+    first = _rows_or_channels_last(out[0], x)
+    return (first, *(s.to(torch.float32) if mixed and x.dtype.itemsize == 2 else s for s in out[1:]))
 
 
 def _group_norm_backward_dtypes(out, grad, x, *_):
     """The gradient of x has x's dtype; the meta kernel gives it the weight's."""
     return (out[0] if out[0] is None else out[0].to(x.dtype), *out[1:])
-
-
-def _norm_shape(out, x, ord=2, dim=None, keepdim=False, *_):
-    """PyTorch 2.11 does not reduce a dim of size 1 that is counted from the end."""
-    if keepdim or not dim or out.dim() == x.dim() - len(dim):
-        return out
-    return out.reshape([size for d, size in enumerate(x.shape) if d not in dim and d - x.dim() not in dim])
 
 
 def _of_one_row(out, x, target, *_):
@@ -173,7 +169,7 @@ def _rotated(out, x, count=1, dims=(0, 1)):
 
 def _rolled(out, x, shifts, dims=()):
     """Two parts, joined: also if one is empty, which is never channels last."""
-    if 0 in (sizes := tuple(map(present, x.shape))):
+    if 0 in (sizes := tuple(map(present, x.shape))) and dims:
         return like_a_copy(out, x)
     whole = not dims or any(present(shift) % sizes[d] == 0 for shift, d in zip(shifts, dims))
     return row_by_row(out) if whole else _rows_or_channels_last(out, x)
@@ -185,6 +181,25 @@ def _shuffled(out, x, *_):
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if empty else _rows_or_channels_last(out, x)
 
 
+def _reduced(out, *_):
+    """What is empty, row by row."""
+    return row_by_row(out) if 0 in map(present, out.shape) else out
+
+
+def _exponential(out, x):
+    """Of matrices of one number it is elementwise."""
+    size = present(x.shape[-1])
+    return elementwise(out, x) if size == 1 else like_a_copy(out, x) if size == 0 else _reduced(out)
+
+
+def _norm(out, x, ord=2, dim=None, keepdim=False, *_):
+    """A reduction also of dims of size 1, of which PyTorch 2.11 does not drop those that are counted from the end."""
+    symbolic = any(isinstance(n, torch.SymInt) for n in (*x.shape, *x.stride()))
+    with torch._C._EnablePythonDispatcher() if symbolic else contextlib.nullcontext():
+        total = x.sum(dim, keepdim)
+    return _reduced(restrided(out.reshape(total.shape), total.stride()))
+
+
 def _each(form):
     return lambda out, *operands: tuple(form(t, *operands) for t in out)
 
@@ -194,7 +209,7 @@ FORMS.update({
     aten.convolution.default: lambda out, x, *rest: out if x.dtype == torch.float64 else _convolution_layout(out, x, *rest),
     # weights that nobody wants: an empty tensor, really None
     aten._native_multi_head_attention.default: lambda out, *_: (out[0], out[1] if out[1].dim() > 1 else None),
-    aten.linalg_vector_norm.default: _norm_shape,
+    aten.linalg_vector_norm.default: _norm,
     **dict.fromkeys([aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default], _of_one_row),
     **dict.fromkeys([aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor, aten.pow.Scalar, aten.masked_fill.Scalar,
                      aten.masked_fill.Tensor, aten.renorm.default, aten.tril.default, aten.triu.default, aten._log_softmax.default,
@@ -210,6 +225,11 @@ FORMS.update({
     **dict.fromkeys([aten.index.Tensor, aten._unsafe_index.Tensor], _indexed),
     aten.where.self: lambda out, condition, *choices: elementwise(out, condition, *as_promoted(choices, out.dtype)),
     aten.rot90.default: _rotated,
+    **dict.fromkeys([aten.sum.dim_IntList, aten.var.correction, aten.std.correction, aten.prod.dim_int, aten.amax.default,
+                     aten.amin.default], _reduced),
+    **dict.fromkeys([aten.var_mean.correction, aten.std_mean.correction, aten.aminmax.default], _each(_reduced)),
+    aten.linalg_matrix_exp.default: _exponential,
+    aten.binary_cross_entropy_with_logits.default: lambda out, x, target, *_: like_a_copy(out, target),
     aten.native_layer_norm.default: lambda out, *_: (row_by_row(out[0]), *out[1:]),
 })
 CPU_FORMS.update({
@@ -230,9 +250,12 @@ CPU_FORMS.update({
         lambda out, grad, mask, scale: elementwise(out, grad, elementwise(mask, *as_promoted([mask], grad.dtype), scale)),
     aten.roll.default: _rolled,
     **dict.fromkeys([aten.pixel_unshuffle.default, aten.channel_shuffle.default], _shuffled),
+    **dict.fromkeys([getattr(aten, f"{name}2d").default for name in (
+        "upsample_nearest", "_upsample_nearest_exact", "upsample_bilinear", "upsample_bicubic")], _rows_or_channels_last),
     **dict.fromkeys([aten.max_unpool2d.default, aten.pixel_shuffle.default, aten.reflection_pad2d.default, aten.replication_pad2d.default,
                      aten.reflection_pad3d.default, aten.replication_pad3d.default], _rows_or_channels_last),
-    aten.native_group_norm.default: _group_norm_dtypes,
+    aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: _group_norm_backward_dtypes,
-    aten.rrelu_with_noise.default: row_by_row,
+    **dict.fromkeys([aten.rrelu_with_noise.default, aten.nonzero_static.default, aten.index_add.default,
+                     aten.index_copy.default], row_by_row),
 })
