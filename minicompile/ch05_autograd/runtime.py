@@ -537,15 +537,15 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     backward(expected_absent(joint))
     placeholders = gm.graph.find_nodes(op="placeholder")
     parameters = {i for i in joint.gradients if placeholders[i].meta.get("parameter")}
-    again = objection(joint) or Again(gm, fakes, joint, compile_training, compile_aten, prepare, parameters, hold)
-    function = build_function(joint, halves, forward, backward, parameters != {*joint.gradients}, again)
-    apply = super(torch.autograd.Function, function).apply      # without the questions of `Function.apply`, which guards have asked
-    finish = build_finish(joint)
-    needs_enabling = not torch.is_grad_enabled()        # the program itself enables gradients somewhere
     gradients = joint.gm.graph.output_node().args[0][-len(joint.gradients):]
     # No gradient flows back to these, so that backward must not go on from them, into what may be gone
     apart = [i for i, gradient in zip(joint.gradients, gradients) if gradient is None]
     apart = apart if len(apart) < len(joint.gradients) else []
+    again = objection(joint) or Again(gm, fakes, joint, compile_training, compile_aten, prepare, parameters - {*apart}, hold)
+    function = build_function(joint, halves, forward, backward, parameters != {*joint.gradients}, again)
+    apply = super(torch.autograd.Function, function).apply      # without the questions of `Function.apply`, which guards have asked
+    finish = build_finish(joint)
+    needs_enabling = not torch.is_grad_enabled()        # the program itself enables gradients somewhere
 
     def call(*inputs):
         given = list(inputs)

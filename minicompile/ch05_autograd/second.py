@@ -111,8 +111,8 @@ MOST = 8
 
 class Again:
     """The gradients of a region, as a function that can be differentiated: `again(absent, inputs, tangents)`. stage: `compile_training`.
-    parameters: inputs that are leaves which the engine has a node for; rewritten: those that the region itself writes; hold: how the
-    region remembers the others."""
+    parameters: inputs that are leaves and have gradients, so that the engine has a node for them; rewritten: those that the region itself
+    writes; hold: how the region remembers the others."""
 
     def __init__(self, gm, fakes, joint: Joint, stage: Callable, compile_aten, prepare, parameters: set[int], hold: Callable):
         self.fakes, self.arguments = fakes, (getattr(compile_aten, "__wrapped__", compile_aten), prepare)

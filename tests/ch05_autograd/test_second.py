@@ -169,6 +169,28 @@ def test_tangents_of_all_forms_and_many_sizes():
             torch.testing.assert_close(second(fast, x, tangent), second(model, x, tangent))
 
 
+def test_parameters_without_a_gradient():
+    """Those that the program names and does not use, as `functional_call` does with the ones it replaces, and those that it detaches."""
+    f = net(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def steps(run):
+        fast = dict(f.named_parameters())
+        for x in torch.linspace(-1, 1, 18).double().view(3, 2, 3):
+            loss = run(fast, x).square().mean()
+            slopes = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
+            fast = {name: p - 0.1 * g for (name, p), g in zip(fast.items(), slopes)}
+        return torch.autograd.grad(run(fast, x).sum(), list(f.parameters()))
+
+    def model(weights, x):
+        return torch.func.functional_call(f, weights, (x,))
+
+    def shifted(weights, x):
+        return torch.func.functional_call(f, weights, (x,)) + f[0].bias.detach().sum()
+
+    for each in (model, shifted):
+        torch.testing.assert_close(steps(minicompile.compile(each)), steps(each))
+
+
 def test_gradients_of_a_batch_of_tangents():
     model = net(*PERCEPTRON)
     results = []
