@@ -91,7 +91,7 @@ def without_collection():
 
 
 MANY, MOST = 100_000, 1_000_000     # young objects
-IMMORTAL = 1000                     # more than CPython 3.12 has of them, which its collector counts as frozen
+IMMORTAL = 1000                     # CPython 3.12 counts 400 of them as frozen; a program freezes all that there is, always thousands
 aged = 0                            # since the last full collection of ours
 
 
