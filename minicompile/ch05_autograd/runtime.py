@@ -284,7 +284,7 @@ class Region:
         self.inference: list[int] = []           # saved values that are inference tensors, as guards say of all calls
         self.anchored, self.again = anchored, again
         inputs = [n.meta["val"] for n in joint.gm.graph.find_nodes(op="placeholder") if "tangent" not in n.meta]
-        self.inputs = None if isinstance(again, str) else Inputs(inputs, saved, again.parameters, again.hold)
+        self.inputs = None if isinstance(again, str) else Inputs(inputs, saved, again.parameters, again.apart, again.hold)
 
     def layouts_of(self, ctx, absent: frozenset) -> list:
         """The layout of each tangent that is not absent."""
@@ -541,7 +541,8 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     # No gradient flows back to these, so that backward must not go on from them, into what may be gone
     apart = [i for i, gradient in zip(joint.gradients, gradients) if gradient is None]
     apart = apart if len(apart) < len(joint.gradients) else []
-    again = objection(joint) or Again(gm, fakes, joint, compile_training, compile_aten, prepare, parameters - {*apart}, hold)
+    nodes, detached = parameters - {*apart}, parameters & {*apart}
+    again = objection(joint) or Again(gm, fakes, joint, compile_training, compile_aten, prepare, nodes, detached, hold)
     function = build_function(joint, halves, forward, backward, parameters != {*joint.gradients}, again)
     apply = super(torch.autograd.Function, function).apply      # without the questions of `Function.apply`, which guards have asked
     finish = build_finish(joint)

@@ -111,13 +111,14 @@ MOST = 8
 
 class Again:
     """The gradients of a region, as a function that can be differentiated: `again(absent, inputs, tangents)`. stage: `compile_training`.
-    parameters: inputs that are leaves and have gradients, so that the engine has a node for them; rewritten: those that the region itself
-    writes; hold: how the region remembers the others."""
+    parameters: inputs that are leaves and have gradients, so that the engine has a node for them; apart: those that have none, which
+    come detached; rewritten: those that the region itself writes; hold: how the region remembers the others."""
 
-    def __init__(self, gm, fakes, joint: Joint, stage: Callable, compile_aten, prepare, parameters: set[int], hold: Callable):
+    def __init__(self, gm, fakes, joint: Joint, stage: Callable, compile_aten, prepare, parameters: set[int], apart: set[int],
+                 hold: Callable):
         self.fakes, self.arguments = fakes, (getattr(compile_aten, "__wrapped__", compile_aten), prepare)
         self.program = functools.cache(functools.partial(gradient_program, gm, joint))          # for each set of absent tangents
-        self.parameters, self.rewritten, self.hold = parameters, {*joint.copied}, hold
+        self.parameters, self.apart, self.rewritten, self.hold = parameters, apart, {*joint.copied}, hold
         self.stage, self.known, self.lock, self.context = stage, {}, threading.Lock(), contextvars.copy_context()
         self.autocast = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
         self.vary = any(type(x) in (torch.SymInt, torch.SymFloat) for f in fakes
@@ -163,7 +164,8 @@ def resolved(t: torch.Tensor) -> torch.Tensor:
 # ## What a call remembers
 #
 # An input of at most a megabyte is kept, and so is every input of the programs above, which `derive_again` makes for one
-# call. A parameter that is a leaf has a node of the engine, `AccumulateGrad`, which knows its `variable`. All others are weak.
+# call. A parameter that is a leaf has a node of the engine, `AccumulateGrad`, which knows its `variable`; one with no gradient
+# comes detached, and is kept, since its memory is the model's. All others are weak.
 #
 # `Inputs` knows, for a region, where its backward finds each input: among the saved values, at a node of the engine, or in
 # what `note` has kept of the call. `note` runs in every forward, and so does little. `find` runs where gradients are asked
@@ -180,20 +182,20 @@ def kept_if_small(x: torch.Tensor) -> Callable[[], torch.Tensor | None]:
 
 class Inputs:
     """Where the inputs of a region are found at backward. saved: for each saved value the input that it is, or None. leaves: inputs that
-    the engine has a node for. hold: how the others are remembered."""
+    the engine has a node for. apart: parameters that come detached, and so as tensors that nobody else has. hold: how the others are
+    remembered."""
 
-    def __init__(self, vals: Sequence, saved: Sequence, leaves: set[int], hold: Callable):
-        self.hold = hold
+    def __init__(self, vals: Sequence, saved: Sequence, leaves: set[int], apart: set[int], hold: Callable):
         tensors = [i for i, val in enumerate(vals) if isinstance(val, torch.Tensor)]
         self.count, self.saved = len(vals), {i: place for place, i in enumerate(saved) if i is not None}
         unsaved = [i for i in range(self.count) if i not in self.saved]
         self.leaves = [(i, tensors.index(i)) for i in unsaved if i in leaves]
         self.numbers = [i for i in unsaved if i not in tensors]
-        self.others = [i for i in unsaved if i in tensors and i not in leaves]
+        self.others = {i: kept_tensor if i in apart else hold for i in unsaved if i in tensors and i not in leaves}
         self.watched = [i for i in tensors if i not in self.saved]
 
     def note(self, inputs: Sequence) -> tuple[list, list, list]:
-        return ([self.hold(inputs[i]) for i in self.others], [inputs[i] for i in self.numbers],
+        return ([hold(inputs[i]) for i, hold in self.others.items()], [inputs[i] for i in self.numbers],
                 [version_of(inputs[i]) for i in self.watched])
 
     def find(self, ctx, noted, saved: Sequence, rewritten: set[int]) -> list | str:

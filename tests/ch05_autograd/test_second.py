@@ -191,6 +191,15 @@ def test_parameters_without_a_gradient():
         torch.testing.assert_close(steps(minicompile.compile(each)), steps(each))
 
 
+def test_a_large_parameter_without_a_gradient():
+    weight, results = nn.Parameter(torch.linspace(-1, 1, 300_000)), []
+    for f in (model := lambda x: (x + weight.detach().sum()).tanh(), minicompile.compile(model)):
+        x = torch.linspace(-1, 1, 5).requires_grad_()
+        slope, = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        results.append(torch.autograd.grad(slope.square().sum(), x))
+    torch.testing.assert_close(*results)
+
+
 def test_gradients_of_a_batch_of_tangents():
     model = net(*PERCEPTRON)
     results = []
