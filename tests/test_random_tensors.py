@@ -129,6 +129,18 @@ def test_equal_elements_are_disturbed_one_by_one():
         assert any(found) == seen, found
 
 
+def test_what_is_too_large_for_half_precision_is_not_compared():
+    """Between two operators a compiler may keep it in float32."""
+    code = compile("import torch\ndef drive(compile_, call):\n    call(compile_(entry), torch.tensor([300.0, 2.0]).half())\n"
+                   "def entry(x):\n    return x * x * 0.5, x + 1", "<planted>", "exec")
+    plain = compare.execute(code, lambda f: f, words=False)
+    others = [compare.execute(code, lambda f: f, words=False, around=lambda: compare.Noise(seed)) for seed in range(4)]
+    for large, small, seen in ((45000.0, 2.0, False), (45000.0, 4.0, True)):
+        wrong = compare.execute(code, lambda f: lambda x: (torch.tensor([large, small]).half(), f(x)[1]), words=False)
+        found = [compare.difference(a, b, "", [o[i] for o in others]) for i, (a, b) in enumerate(zip(plain, wrong))]
+        assert any(found) == seen, found
+
+
 def test_whether_numbers_that_differ_by_rounding_are_equal_is_not_compared():
     """Of a thousand that are disturbed one by one hardly two are equal."""
     code = compile("import torch\ndef drive(compile_, call):\n    call(compile_(entry), torch.linspace(0.1, 1, 1000))\n"

@@ -132,7 +132,8 @@ TABLES = {aten.embedding.default, aten.gather.default, aten.index_select.default
 
 
 def has_rows(node: fx.Node) -> bool:
-    """Whether reading two rows of the table reads two places: there are two, and they were not made of one number."""
+    """Whether reading two rows of the table reads two places: there are two, and they were not made of one number. A size that is a
+    symbol counts as it is now: should it be 1 later, the generated code has an index and its check all the same."""
     table, where = node.args[0], node.args[1]
     dims = [0] if node.target is aten.embedding.default else [where] if isinstance(where, int) else \
         [d for d, i in enumerate(where) if i is not None]

@@ -111,6 +111,8 @@ class Noise(TorchDispatchMode):
         results = out if isinstance(out, (tuple, list)) else [out]
         for t, spec in zip(results, schema.returns * (len(results) if len(schema.returns) == 1 else 1)):
             if isinstance(t, torch.Tensor) and spec.alias_info is None:
+                if self.seed % 2 and t.dtype is torch.float16 and torch.Tag.pointwise in func.tags:
+                    self.keep_finite_(t, args)
                 before = t.clone() if name == "_to_copy" else None
                 if name == "linspace" and t.numel():                # what is zero in the middle is rounding
                     self.disturb_as_(t, t.abs().amax())
@@ -119,6 +121,12 @@ class Noise(TorchDispatchMode):
                 if before is not None:
                     self.undisturbed[id(t)] = t, t._version, before
         return out
+
+    def keep_finite_(self, t, operands):
+        """What is too large for half precision a compiler may go on with, in float32."""
+        if not any(isinstance(x, torch.Tensor) and x.isinf().any() for x in operands):
+            largest = 0.9 * torch.finfo(t.dtype).max
+            t.copy_(torch.where(t.isinf(), t.sign() * largest, t))
 
     def run_widened(self, func, args, kwargs):
         """What an operator of several steps rounds between them, as `logsumexp` of half precision does, need not be rounded: where
