@@ -288,7 +288,7 @@ def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue
         if name not in OBJECT_METHODS:
             unsupported(tx, f"object.{name}")
         return call_handler(tx, lambda: f"object.{name}", OBJECT_METHODS[name], args, kwargs)
-    if type(self) is ObjVal and issubclass(owner, dict) and (contents := dict_contents(tx, self)) is not None:
+    if type(self) is ObjVal and issubclass(owner, (dict, list)) and (contents := dict_contents(tx, self)) is not None:
         if asks_its_class(self.cls, owner, name):
             unsupported(tx, f"{owner.__name__}.{name} of {describe(self)}, whose class has a say in it")
         result = call_method(tx, contents, name, args[1:], kwargs)
@@ -298,7 +298,7 @@ def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue
             unsupported(tx, "__init__ of an exception that existed before")
         self.args = list(args[1:])
         return NONE
-    if not issubclass(self.cls, owner):
+    if not issubclass(self.cls, owner) or type(self) is ObjVal and python_method(self.cls, name):       # which is not the one that is asked
         unsupported(tx, f"{owner.__name__}.{name} of {describe(self)}")
     return call_method(tx, self, name, args[1:], kwargs)
 
@@ -374,9 +374,9 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     new, init = lookup(cls, "__new__"), python_method(cls, "__init__")
     if typing.is_typeddict(cls):
         return HANDLED[dict](tx, *args, **kwargs)
-    if issubclass(cls, dict) and new is dict.__new__:
+    if issubclass(cls, dict) and new is dict.__new__ or issubclass(cls, list) and new is list.__new__:
         base = collections.OrderedDict if issubclass(cls, collections.OrderedDict) else dict
-        obj = ObjVal(cls=cls, contents=DictVal(cls=base))
+        obj = ObjVal(cls=cls, contents=ListVal() if issubclass(cls, list) else DictVal(cls=base))
         call(tx, get_attribute(tx, obj, "__init__"), args, kwargs)
         return obj
     own_new = new.__func__ if type(new) is staticmethod else None

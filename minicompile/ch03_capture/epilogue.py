@@ -321,7 +321,9 @@ def object_text(ep, value):
     base = value.contents.cls if value.contents is not None else \
         value.cls if value.cls is types.SimpleNamespace else object
     name = variable(ep, value, f"{pool(ep, base.__new__)}({pool(ep, value.cls)})")
-    if value.contents is not None:
+    if type(value.contents) is ListVal:
+        ep.reads.append(f"{pool(ep, list.extend)}({name}, [{expressions(ep, value.contents.items)}])")
+    elif value.contents is not None:
         for k, v in value.contents.items.values():
             ep.reads.append(f"{pool(ep, base.__setitem__)}({name}, {expression(ep, k)}, {expression(ep, v)})")
     return with_attributes(ep, name, value.attrs, pool(ep, object.__setattr__))

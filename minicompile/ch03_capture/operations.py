@@ -442,9 +442,9 @@ def compare(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue) -> Abst
     if result is not None:
         return result
     if ObjVal in kinds and symbol in ("==", "!="):
-        # A dict subclass whose own `__eq__`, if any, was asked and left the answer to dict, as Counter does
+        # A dict or list subclass whose own `__eq__`, if any, was asked and left the answer to dict, as Counter does
         inner = [dict_contents(tx, v) or v if type(v) is ObjVal else v for v in (a, b)]
-        if {type(v) for v in inner} == {DictVal}:
+        if {type(v) for v in inner} in ({DictVal}, {ListVal}):
             return compare(tx, symbol, *inner)
     if kinds in ({TupleVal}, {ListVal}):
         return compare_sequences(tx, function, a, b)

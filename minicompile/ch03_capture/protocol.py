@@ -11,7 +11,7 @@
 
 # %%
 from .tracer import Tracer, call, unsupported
-from .values import AbstractValue, DictVal, ExcVal, NONE, ObjVal, Table, TupleVal, python_method
+from .values import AbstractValue, DictVal, ExcVal, IterVal, ListVal, NONE, ObjVal, Table, TupleVal, python_method
 from .wrap import dict_contents, wrap
 
 # (kind of value, name) -> function(tx, self, *args, **kwargs): values in, a value or None out. Of a binary operator, None means
@@ -40,7 +40,7 @@ ANSWERS = {"__int__": int, "__index__": int, "__len__": int, "__hash__": int, "_
 
 
 def as_dict(tx: Tracer, container: AbstractValue, method: str) -> AbstractValue:
-    """The dictionary inside an object whose class derives from dict and does not override `method`; another
+    """The dictionary, or list, inside an object whose class derives from dict or list and does not override `method`; another
     value as it is."""
     if type(container) is ObjVal and not python_method(container.cls, method):
         return dict_contents(tx, container) or container
@@ -53,4 +53,9 @@ def operate(tx: Tracer, value: AbstractValue, name: str, *args) -> AbstractValue
     if (row := METHODS.get((type(value), name))) and (answer := row(tx, value, *args)) is not NotImplemented:
         return answer or NONE
     inner = as_dict(tx, value, name)
-    return special(tx, value, name, *args) if type(inner) is not DictVal else METHODS[DictVal, name](tx, inner, *args) or NONE
+    if type(inner) not in (DictVal, ListVal):
+        return special(tx, value, name, *args)
+    answer = METHODS[type(inner), name](tx, inner, *args) or NONE
+    if type(inner) is ListVal and type(answer) is IterVal:               # no iterator over the list inside can be handed over
+        answer.over = None
+    return answer

@@ -58,6 +58,8 @@ def to_arg(tx: Tracer, value: AbstractValue):
         return {k: to_arg(tx, realize(tx, v)) for k, (_, v) in entries(tx, value).items() if isinstance(k, str)}
     if kind is ObjVal and isinstance(value.real, (type, torch.Generator)) and value.cls is type:
         return value.real
+    if kind is ObjVal and type(value.contents) is ListVal:
+        return to_arg(tx, value.contents)
     if kind is ObjVal and isinstance(value.real, enum.Enum):             # of an IntEnum: PyTorch takes it for a number
         for base, plain in (int, int.__index__), (float, float.__float__), (str, str.__str__):
             if isinstance(value.real, base):

@@ -294,7 +294,8 @@ def wrap_dict(tx, real, kind, source):
 
 
 def dict_contents(tx, obj: ObjVal) -> DictVal | None:
-    """The dictionary part of an object whose class derives from dict; None for other objects."""
+    """The dictionary part of an object whose class derives from dict, or the list of one that the trace has made of a class derived from
+    list; None for other objects."""
     if obj.contents is None and issubclass(obj.cls, dict):
         base = next(c for c in obj.cls.__mro__ if c in DICT_CLASSES)
         if obj.real is None or base is collections.defaultdict:

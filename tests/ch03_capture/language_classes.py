@@ -1465,3 +1465,77 @@ class Axis(enum.IntEnum):
 def members_of_an_int_enum_are_numbers(x):
     return (x.sum(Axis.COLUMNS), x.view(Axis.COLUMNS, -1), torch.ones(2, Axis.SIZE), x[Axis.ROWS], x[Axis.COLUMNS:], x[:, -Axis.COLUMNS],
             torch.softmax(x, dim=Axis.COLUMNS), torch.stack([x, x], Axis.COLUMNS) * Axis.SIZE, range(Axis.SIZE), [1] * Axis.SIZE)
+
+
+# Classes derived from list
+
+class Doubling(list):
+    def total(self):
+        return sum(self)
+
+    def append(self, value):
+        super().append(value * 2)
+
+
+class Odd(list):
+    def __init__(self, item, n):
+        super().__init__([item] * n)
+        self.n = n
+
+    def __getitem__(self, i):
+        return "got", super().__getitem__(i)
+
+    def __len__(self):
+        return 77
+
+    def __contains__(self, item):
+        return True
+
+
+class Nine(list):
+    def __iter__(self):
+        return iter([9])
+
+    def __eq__(self, other):
+        return "equal"
+
+    __hash__ = None
+
+
+@program
+def lists_of_a_class_of_the_program(x):
+    m, odd, nine = Doubling([1, 2]), Odd(x, 2), Nine([1, 2])
+    m.append(3)
+    m.name, m[0] = "q", 7
+    m.extend([4])
+    m.insert(0, 5)
+    del m[1]
+    try:
+        Doubling(5)
+    except TypeError as error:
+        words = str(error)
+    a, *b = m
+    match m:
+        case [first, *_]:
+            pass
+    seen = [m[1:], m[-1], m == [5, 2, 6, 4], [5] == m, m != [1], 2 in m, m.index(2), m.count(1), m.pop(), sorted(m), bool(Doubling()),
+            tuple(m), [*m], max(m), list(reversed(m)), isinstance(m, list), first, a, b, words]
+    return (m, m.total() * x, len(m), seen, odd[0], len(odd), list(odd), vars(odd), 5 in odd, list(nine), nine == 3, 1 in nine, nine[0],
+            torch.stack(Doubling([x, x])), odd)
+
+
+@program(breaks=True)
+def a_loop_over_a_list_that_grows_behind_a_break(x):
+    m, r = Doubling([1, 2]), 0
+    for i in m:
+        print(i)
+        if len(m) < 5:
+            m.append(i)
+        r += i
+    return m, r * x
+
+
+@program(breaks=True, args=lambda: (Odd(1, 2), Doubling([3])))
+def lists_of_the_program_from_outside(x, odd, m):
+    m.append(len(m))
+    return x * m[-1], odd[0], m, list(odd)

@@ -21,8 +21,8 @@ import torch
 from ...ch02_guards.sources import CallSource
 from ..attributes import store_in_dict
 from ..effects import touch, written_storages
-from ..iterate import unpack
-from ..operations import binary, fold
+from ..iterate import unpack, values_of
+from ..operations import binary, equal, fold
 from ..protocol import METHODS, as_dict, method, special
 from ..subscripts import contains, index_of, is_missing, set_item
 from ..tensors import emit, tensor_shape
@@ -38,6 +38,7 @@ METHODS.update({
     (SetVal, "__len__"): lambda tx, self: const(len(self.items)),
     (ViewVal, "__len__"): lambda tx, self: const(len(entries(tx, self.of))),
     (Const, "__len__"): lambda tx, self: const(len(self.value)) if hasattr(self.cls, "__len__") else NotImplemented,
+    (ListVal, "__contains__"): lambda tx, self, item: boolean(any(equal(tx, v, item) for v in values_of(tx, self))),
     (SetVal, "__contains__"): lambda tx, self, item: boolean(key_of(tx, item, self.items) in self.items),
     (ViewVal, "__contains__"): lambda tx, self, item: boolean(contains(tx, self.of, item)) if self.kind == "keys" else NotImplemented,
     (Const, "__contains__"): lambda tx, self, item: fold(tx, operator.contains, [self, item]),
