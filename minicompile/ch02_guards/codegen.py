@@ -354,7 +354,7 @@ def base_namespace() -> dict:
     return {"__Miss": Miss, "__Exception": Exception, "__torch": torch,
             "__dict_getitem": item_of_dict, "__same_constant": g.same_constant,
             "__agree": counters_agree, "__class_has": g.class_has, "__class_data": g.type_in_class, "__function_has": g.function_has,
-            "__slot": g.slot, "__slot_is_empty": g.slot_is_empty,
+            "__slot": g.slot, "__slot_is_empty": g.slot_is_empty, "__in_class": g.class_lookup,
             **torch_guards.ASK,
             "__new_cell": types.CellType, "__function": types.FunctionType, "__builtins__": builtins, **floats.NAMESPACE,
             **{f"__{kind.lower()}": read for kind, read in g.STATE.items()}}

@@ -233,6 +233,17 @@ class SlotSource(AttrSource):
 
 
 @source
+class ClassAttrSource(AttrSource):
+    """What lies under a name in the first class of `__mro__` that has it, today: a class before it may get one of its own."""
+
+    def parts(self):
+        return self.base, "__in_class({}, " + repr(self.attribute) + ")"
+
+    def name(self):
+        return f"{self.base.name()}.{self.attribute}"
+
+
+@source
 class HooksSource(AttrSource):
     """`_backward_hooks` or `_post_accumulate_grad_hooks` of a tensor: a dict or None."""
 

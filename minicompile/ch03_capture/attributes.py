@@ -18,7 +18,8 @@ import torch
 
 from ..ch02_guards.guards import class_lookup, slot, slot_is_empty
 from ..ch02_guards.identity import HEAP_TYPE
-from ..ch02_guards.sources import AttrSource, CallSource, ConstantSource, FieldSource, InstanceDictSource, ItemSource, SlotSource
+from ..ch02_guards.sources import (
+    AttrSource, ClassAttrSource, ConstantSource, FieldSource, InstanceDictSource, ItemSource, SlotSource, Source)
 from .effects import changed, touch
 from .interpreter import unless_raised
 from .tensors import tensor_attribute
@@ -221,8 +222,8 @@ def is_property(found) -> bool:
 BOUND = functools._lru_cache_wrapper, types.MethodDescriptorType, types.WrapperDescriptorType
 
 
-def bind_attribute(tx, obj, name, found, at=None):
-    """What `obj.name` is when `found` lies in the class of `obj`: the descriptor protocol."""
+def bind_attribute(tx, obj, name, found, at=None, owner=None):
+    """What `obj.name` is when `found` lies in the class of `obj`, or as `super()` finds it in `owner`: the descriptor protocol."""
     kind, cls = type(found), obj.cls
     if kind is types.FunctionType:
         return MethodVal(func=wrap(tx, found), self=obj, source=at)
@@ -237,14 +238,14 @@ def bind_attribute(tx, obj, name, found, at=None):
     if kind in BOUND:
         return MethodVal(func=wrap(tx, found), self=obj)
     if getter := python_method(kind, "__get__"):
-        return call(tx, wrap(tx, getter), [part_of_class(tx, cls, name, found), obj, wrap(tx, cls)])
+        return call(tx, wrap(tx, getter), [part_of_class(tx, owner or cls, name, found), obj, wrap(tx, cls)])
     if hasattr(kind, "__get__"):             # a method made by Cython or pybind11
         if obj.real is None or obj.attrs:
             unsupported(tx, f"the attribute {name} of {describe(obj)}, made by {kind.__name__}")
         return wrap(tx, getattr(obj.real, name), at)
     if at is not None and not isinstance(at.base, ConstantSource):
         return data_of_class(tx, cls, name, found, at)
-    return part_of_class(tx, cls, name, found)
+    return part_of_class(tx, owner or cls, name, found)
 
 
 def instance_dict(tx, obj):
@@ -358,11 +359,11 @@ def data_of_class(tx, cls, name, found, at):
 
 def part_of_class(tx, cls, name, found):
     """`found`, the attribute of a class, as it lies in the class. A guard of its own says that it lies there;
-    what it is made of may change, and is read from there in the next call."""
+    what it is made of may change, and is looked up again in the next call."""
     owner = next((base for base in cls.__mro__ if vars(base).get(name) is found), None)
     if type(found) in CONSTANT_TYPES - NUMBERS or owner is None or owner in tx.classes.made or is_library_class(owner):
         return wrap(tx, found)
-    return data_of_class(tx, cls, name, found, CallSource(AttrSource(constant_source(tx, owner), "__dict__"), "get", (name,)))
+    return data_of_class(tx, cls, name, found, ClassAttrSource(constant_source(tx, cls), name))
 
 
 def bind_to_class(tx, obj, found):
@@ -412,17 +413,22 @@ def constant_attribute(tx, obj, name):
         return bind_attribute(tx, obj, name, found)
     if not hasattr(real, name):
         if isinstance(real, types.FunctionType):         # somebody may hang it on
-            guard(tx, obj.source, "NO_ATTR", name)
+            guard(tx, InstanceDictSource(source_of_function(tx, obj)), "NO_KEY", name)
         no_attribute(type(real), name)
     value = getattr(real, name)
     if isinstance(value, types.MethodWrapperType):
         return MethodName(self=obj, name=name)
     source = None
     if isinstance(real, types.FunctionType) and name not in FIXED_FACTS:
-        source = obj.source
+        source = source_of_function(tx, obj)
     elif isinstance(real, enum.Enum) and not isinstance(value, (types.BuiltinFunctionType, *CONSTANT_TYPES)):
         source = constant_source(tx, real)       # what a member is made of may change
     return wrap(tx, value, part(AttrSource, source, name))
+
+
+def source_of_function(tx, obj) -> Source:
+    """Where a function is found: if nowhere, as the default of a parameter, the trace takes it for what it is, but not what hangs on it."""
+    return obj.source or constant_source(tx, obj.real)
 
 
 # %% [markdown]

@@ -675,3 +675,47 @@ def test_a_slot_that_is_filled_and_emptied():
         results = f(torch.ones(2), slotted), list(asked)
         asked.clear()
         assert (compiled(torch.ones(2), slotted).tolist(), asked) == (results[0].tolist(), results[1])
+
+
+# ---- classes whose attributes change, come and go ----------------------------------------------------------------
+
+CLASSES = """
+class Descriptor:
+    def __init__(self, value):
+        self.value = value
+    def __get__(self, instance, owner):
+        return self.value
+class Meta(type):
+    m = 1
+class Base(metaclass=Meta):
+    a, t, l, s, f, d = 1, (1, 2), [1], "x", 1.5, Descriptor(1)
+    def go(self, x):
+        return x
+class Mid(Base):
+    pass
+class Child(Mid):
+    def go(self, x):
+        return super().go(x)
+"""
+READS = {"o.a": "a", "type(o).a": "a", "o.__class__.a": "a", "Child.a": "a", "getattr(type(o), 'a')": "a", "len(type(o).t)": "t",
+         "len(o.t)": "t", "len(type(o).l)": "l", "len(o.l)": "l", "len(type(o).s)": "s", "len(o.s)": "s", "type(o).f": "f", "o.d": "d",
+         "type(o).d": "d", "super(Child, o).a": "a", "super(Child, o).d": "d", "type(o).__mro__[1].a": "a", "type(o).__bases__[0].a": "a",
+         "type(o).m": "m", "len([k for k in dir(o) if k[0] != '_'])": "n", "getattr(o, 'n', 0)": "n", "getattr(type(o), 'n', 0)": "n"}
+VALUES = {"t": lambda v: (1,) * v, "l": lambda v: [1] * v, "s": lambda v: "x" * v}
+
+
+@pytest.mark.parametrize("before", ["x", "o.go(x)"])
+@pytest.mark.parametrize("place", ["Base", "Mid", "Child"])
+def test_a_class_that_is_written_to(place, before):
+    """In front of the class that had the attribute, too. `super()` brings the class into the trace by another way than its name."""
+    for read, name in READS.items():
+        namespace = {"__name__": __name__}
+        exec(CLASSES + f"def f(x, o):\n    return {before} * {read}\n", namespace)
+        cls, f, o = namespace[place], namespace["f"], namespace["Child"]()
+        compiled = minicompile.compile(f, backend="eager")
+        for value in (None, None, 3, 4, 4, "gone", 5):
+            if value == "gone" and place != "Base":
+                delattr(cls, name)
+            elif type(value) is int:
+                setattr(cls, name, VALUES.get(name, namespace["Descriptor"] if name == "d" else int)(value))
+            assert torch.equal(compiled(torch.ones(2), o), f(torch.ones(2), o)), (read, value)

@@ -265,4 +265,4 @@ def super_attribute(tx, value, name):
         return bind_to_class(tx, obj, found)
     if isinstance(obj, (DictVal, ListVal, TupleVal)) and not isinstance(found, types.FunctionType):
         return MethodName(self=obj, name=name)
-    return bind_attribute(tx, obj, name, found)
+    return bind_attribute(tx, obj, name, found, owner=owner)
