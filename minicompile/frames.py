@@ -308,13 +308,18 @@ def is_deep() -> bool:
 def over_limit(state: FrameState, function, args) -> bool:
     model, made, gone, limit = model_of(args), state.cache.entries, state.cache.gone, config.recompile_limit
     same = [entry for entry in made if strongly(entry.model) is model]
-    gone[:] = [weak for weak in gone if weak is None or weak() is not None]
+    gone[:] = of_the_living(gone)
     if len(made) >= 8 * limit or len(same) + sum(strongly(weak) is model for weak in gone) >= 4 * limit:
         return True
     if len(same) < limit:
         return False
     strict = state.context.fullgraph or limit != Config.recompile_limit
     return strict or sum(is_alike(state, entry, function, args) for entry in same) >= limit
+
+
+def of_the_living(models) -> list:
+    """Those of weakly held models that are still there, and each None, which stands for code of no model."""
+    return [weak for weak in models if weak is None or weak() is not None]
 
 
 def is_full(state: FrameState, model) -> bool:
@@ -381,7 +386,7 @@ def reach_limit(state: FrameState, args) -> None:
     if state.context.fullgraph:
         raise RecompileError(f"fullgraph=True, but {full}, and no version fits this call. {worst}. "
                              f"{advice.for_recompile(worst)} Or raise minicompile.config.recompile_limit.")
-    state.full = [weak for weak in state.full if weak is None or weak() is not None] + [weakly(model_of(args))]
+    state.full = [*of_the_living(state.full), weakly(model_of(args))]
     logs.warn_once("limit", f"minicompile: {full}; other calls run eagerly from now on. {worst}. "
                    "Set MINICOMPILE_LOGS=recompiles to see all.", hook.kept(warned, state.code))
 

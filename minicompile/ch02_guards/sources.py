@@ -222,25 +222,27 @@ class FieldSource(AttrSource):
 
 
 @source
-class SlotSource(AttrSource):
-    """What a slot of the object holds, where `obj.name` may run code of its class."""
+class LookupSource(AttrSource):
+    """What a function that guards may name finds for this attribute, where `obj.name` might run code or find something else."""
+    function = None
 
     def parts(self):
-        return self.base, "__slot({}, " + repr(self.attribute) + ")"
+        return self.base, self.function + "({}, " + repr(self.attribute) + ")"
 
     def name(self):
         return f"{self.base.name()}.{self.attribute}"
 
 
 @source
-class ClassAttrSource(AttrSource):
+class SlotSource(LookupSource):
+    """What a slot of the object holds, where `obj.name` may run code of its class."""
+    function = "__slot"
+
+
+@source
+class ClassAttrSource(LookupSource):
     """What lies under a name in the first class of `__mro__` that has it, today: a class before it may get one of its own."""
-
-    def parts(self):
-        return self.base, "__in_class({}, " + repr(self.attribute) + ")"
-
-    def name(self):
-        return f"{self.base.name()}.{self.attribute}"
+    function = "__in_class"
 
 
 @source
