@@ -25,7 +25,7 @@ from .interpreter import unless_raised
 from .tensors import tensor_attribute
 from .tracer import PYTHON, Tracer, call, constant_source, guard, read_once, unsupported, written_global
 from .values import (
-    AbstractValue, CONSTANT_TYPES, Const, DELETED, DictVal, ListVal, MISSING, MethodName, MethodVal, NONE, NUMBERS,
+    AbstractValue, CONSTANT_TYPES, Const, DELETED, DictVal, Lazy, ListVal, MISSING, MethodName, MethodVal, NONE, NUMBERS,
     ObjVal, SetVal, SymVal, Table, TensorVal, TupleVal, UserError, const, describe, is_class, lookup, python_method, user_error)
 from .wrap import entries, part, realize, wrap
 
@@ -316,7 +316,6 @@ def no_module_attribute(real, name):
 LIBRARY_PACKAGES = ("torch", "builtins", "collections", "typing", "enum", "functools")
 C_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.MemberDescriptorType,
                  types.GetSetDescriptorType)
-CLASS_FACTS = ("__name__", "__qualname__", "__module__", "__doc__", "__dict__", "__mro__", "__bases__")
 
 
 def is_library_class(cls) -> bool:
@@ -334,12 +333,10 @@ def class_attribute(tx, obj, name):
     kind = type(found)
     if (written := written_in_class(tx, cls, name)) is not None:
         return written
-    if name == "__dict__" and changed(tx, cls) is not None:
-        unsupported(tx, f"the __dict__ of {describe(obj)}, which the trace has written to")
+    if isinstance(lookup(type(cls), name), (types.GetSetDescriptorType, types.MemberDescriptorType)) and hasattr(cls, name):
+        return class_fact(tx, obj, name)
     if found is MISSING or isinstance(cls, enum.EnumMeta):
         return metaclass_attribute(tx, obj, name)
-    if name in CLASS_FACTS:
-        return wrap(tx, getattr(cls, name))
     if isinstance(found, (types.FunctionType, staticmethod, classmethod, property, *C_DESCRIPTORS)):
         return bind_to_class(tx, obj, found)
     if getter := python_method(kind, "__get__"):
@@ -348,6 +345,20 @@ def class_attribute(tx, obj, name):
     if library or obj.source is None:
         return wrap(tx, getattr(cls, name)) if library else part_of_class(tx, cls, name, found)
     return data_of_class(tx, cls, name, getattr(cls, name), AttrSource(obj.source, name))
+
+
+def class_fact(tx, obj, name):
+    """What the object of a class itself holds, its name, its bases or its `__dict__`, of which a view shows what lies in it."""
+    cls = obj.real
+    fixed = not cls.__flags__ & HEAP_TYPE or cls in tx.classes.made or is_library_class(cls)
+    source = None if fixed else obj.source or constant_source(tx, cls)
+    if name != "__dict__":
+        return wrap(tx, getattr(cls, name), part(AttrSource, source, name))
+    if changed(tx, cls) is not None:
+        unsupported(tx, f"the __dict__ of {describe(obj)}, which the trace has written to")
+    at = part(InstanceDictSource, source)
+    items = {key: (const(key), Lazy(found, part(ItemSource, at, key))) for key, found in vars(cls).items()}
+    return DictVal(items=items, cls=types.MappingProxyType, real=vars(cls), source=at)
 
 
 def data_of_class(tx, cls, name, found, at):
@@ -399,35 +410,36 @@ def in_python(found) -> bool:
 
 
 # %% [markdown]
-# Functions, builtins and members of Enums have attributes as well, few of which ever change. A name that is
-# missing from a function is guarded, since programs use functions as a place to hang things on.
+# Functions, builtins and members of Enums have attributes as well, few of which ever change. Those of functions and members are
+# guarded, and so is a name that is missing, since programs use both as a place to hang things on.
 
 # %%
-FIXED_FACTS = ("__name__", "__qualname__", "__module__", "__code__")
-
-
 def constant_attribute(tx, obj, name):
     """Attributes of functions, builtins and Enum members."""
     real, found = obj.real, lookup(type(obj.real), name)
     if isinstance(real, enum.Enum) and in_python(found):
         return bind_attribute(tx, obj, name, found)
+    source = source_of_function(tx, obj) if isinstance(real, (types.FunctionType, enum.Enum)) else None
     if not hasattr(real, name):
-        if isinstance(real, types.FunctionType):         # somebody may hang it on
-            guard(tx, InstanceDictSource(source_of_function(tx, obj)), "NO_KEY", name)
+        guard(tx, part(InstanceDictSource, source), "NO_KEY", name)              # somebody may hang it on
         no_attribute(type(real), name)
     value = getattr(real, name)
     if isinstance(value, types.MethodWrapperType):
         return MethodName(self=obj, name=name)
-    source = None
-    if isinstance(real, types.FunctionType) and name not in FIXED_FACTS:
-        source = source_of_function(tx, obj)
-    elif isinstance(real, enum.Enum) and not isinstance(value, (types.BuiltinFunctionType, *CONSTANT_TYPES)):
-        source = constant_source(tx, real)       # what a member is made of may change
+    if isinstance(value, types.BuiltinFunctionType):
+        return wrap(tx, value)
+    key = IN_MEMBER.get(name, name) if isinstance(real, enum.Enum) else None
+    if key in vars(real) and vars(real)[key] is value:
+        return wrap(tx, value, FieldSource(source, key))
     return wrap(tx, value, part(AttrSource, source, name))
 
 
+IN_MEMBER = {"name": "_name_", "value": "_value_"}            # where a member of an Enum keeps it
+
+
 def source_of_function(tx, obj) -> Source:
-    """Where a function is found: if nowhere, as the default of a parameter, the trace takes it for what it is, but not what hangs on it."""
+    """Where a function, or a member of an Enum, is found: if nowhere, as the default of a parameter, the trace takes it for what it is, but
+    not what hangs on it."""
     return obj.source or constant_source(tx, obj.real)
 
 

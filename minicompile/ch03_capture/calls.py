@@ -167,8 +167,7 @@ def inline_code(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
         if type(names) is DictVal:
             guard_keys(tx, names)
     elif not library:
-        facts = (real, code, real.__defaults__, tuple((real.__kwdefaults__ or {}).items()))
-        tx.guards.add(None, "FUNCTION", facts, location(tx))
+        guard_function(tx, real)
     if reread is None and not library and not plain_defaults(real):
         reread = constant_source(tx, real)
     positional, named = part(AttrSource, reread, "__defaults__"), part(AttrSource, reread, "__kwdefaults__")
@@ -184,6 +183,11 @@ def inline_code(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
         closure.append(wrap(tx, cell, at))
     return inline(tx, code, real.__qualname__, real.__globals__, closure, defaults, kwdefaults, args,
                   kwargs)
+
+
+def guard_function(tx: Tracer, real: types.FunctionType):
+    """The function keeps its code and its defaults."""
+    tx.guards.add(None, "FUNCTION", (real, real.__code__, real.__defaults__, tuple((real.__kwdefaults__ or {}).items())), location(tx))
 
 
 # %% [markdown]

@@ -30,8 +30,8 @@ from .. import marks
 from ..ch01_graphs.fake import plain_tensors, storage_key
 from ..ch01_graphs.graph import graph_module
 from ..ch01_graphs.shapes import is_symbolic
-from ..ch02_guards.guards import GuardSet
-from ..ch02_guards.identity import held
+from ..ch02_guards.guards import GuardSet, class_lookup
+from ..ch02_guards.identity import HEAP_TYPE, held
 from ..ch02_guards.sources import ClosureCellSource, InstanceDictSource, LocalSource, ModuleAttrSource
 from ..errors import SkipFrame, Unsupported, marked
 from . import opcodes, opcodes_calls  # noqa: F401 (they fill tables)
@@ -187,9 +187,19 @@ def trace_frame(func, args: dict, options: CaptureOptions, stop_at: int | None =
             return run_frame(tx, frame, torch.is_grad_enabled())
     finally:
         for (cls, name), found in captures.pop().found.items():
-            data = (cls, name) in tx.classes.data and found is not MISSING
-            if cls not in tx.classes.made:
-                tx.guards.add(None, "CLASS_DATA" if data else "CLASS_ATTR", (cls, name, type(found) if data else found))
+            guard_class(tx, cls, name, found)
+
+
+def guard_class(tx: Tracer, cls: type, name: str, found):
+    """`found` is what a search in the class found. Of a class that the trace has made, what its bases have decides."""
+    if cls not in tx.classes.made:
+        data = (cls, name) in tx.classes.data and found is not MISSING
+        return tx.guards.add(None, "CLASS_DATA" if data else "CLASS_ATTR", (cls, name, type(found) if data else found))
+    for base in cls.__mro__:
+        if base not in tx.classes.made and base.__flags__ & HEAP_TYPE:
+            guard_class(tx, base, name, class_lookup(base, name))
+        if name in vars(base):
+            break
 
 
 def run_frame(tx: Tracer, frame: Frame, mode: bool) -> Trace:

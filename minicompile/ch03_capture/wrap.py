@@ -527,7 +527,8 @@ def guard_keys(tx, value: ListVal | DictVal):
         else:
             keys = tuple(value.cls.keys(value.real))
             if type(value.real) is value.cls:
-                guard(tx, value.source, "ORDERED_KEYS" if value.cls is collections.OrderedDict else "DICT_KEYS", keys)
+                guard(tx, value.source, "DICT_KEYS" if issubclass(value.cls, dict) and value.cls is not collections.OrderedDict
+                      else "ORDERED_KEYS", keys)
             else:
                 guard(tx, value.source, "BASE_KEYS", (value.cls, keys))
 
@@ -541,7 +542,7 @@ def entries(tx, value: AbstractValue):
 
 def guard_missing(tx, value: DictVal, key):
     if value.real is not None and value.source is not None and not value.keys_guarded:
-        if dict.__contains__(value.real, key):
+        if value.cls.__contains__(value.real, key):
             return                               # deleted by the trace itself
         if type(key) in (str, bytes):
             guard(tx, value.source, "NO_KEY" if type(value.real) is value.cls else "BASE_NO_KEY", key)

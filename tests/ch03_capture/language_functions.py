@@ -1441,3 +1441,21 @@ def calls_that_python_refuses(x):
 def signatures(x):
     return list(inspect.signature(Vec(1).__add__).parameters), list(inspect.signature(torch.nn.functional.dropout).parameters), \
         inspect.isclass(Problem), x + 1
+
+
+class Pair(collections.namedtuple("Pair", "a b")):
+    __slots__ = ()
+
+    @property
+    def a(self):
+        return super().a + 10
+
+
+class Fixed(Pair):
+    b = 7
+
+
+@program
+def fields_of_named_tuples_that_a_class_replaces(x):
+    p, q = Pair(1, 2), Fixed(a=3, b=4)
+    return p, p.a, p[0], p.b, q, q.a, q.b, q._replace(b=5)[1], p._asdict(), x * p.a

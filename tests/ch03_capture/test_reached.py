@@ -4,6 +4,7 @@ A case is drawn: a kind of thing, a way to it, perhaps another way before, a use
 import random
 import warnings
 
+import doors
 import pytest
 import torch
 
@@ -111,3 +112,27 @@ def test_what_is_read_is_what_is_there(thing):
             warnings.simplefilter("ignore")
             compiled = outcomes(thing, program, write, lambda f: minicompile.compile(f, backend="eager"))
         assert compiled == outcomes(thing, program, write, lambda f: f), (program, write)
+
+
+def through(door: str, write: str, compile_) -> list:
+    namespace, results = {"__name__": __name__}, []
+    exec(doors.SETTING, namespace)
+    exec(f"def f(x):\n    return x * ({door})\n", namespace)
+    f = compile_(namespace["f"])
+    for value in (None, None, 3, None, 4, 5, 5, None):
+        if value is not None:
+            namespace["V"] = value
+            exec(write, namespace)
+        results.append(f(torch.ones(2))[0].item())
+    return results
+
+
+@pytest.mark.parametrize("door", doors.DOORS)
+def test_doors(door):
+    """What lies behind many other doors: classes, functions, enums, descriptors, the process."""
+    for write in doors.DOORS[door]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            eager = through(door, write, lambda f: f)
+            assert len(set(eager)) > 1
+            assert through(door, write, lambda f: minicompile.compile(f, backend="eager")) == eager, write

@@ -21,7 +21,7 @@ import torch
 
 from ...errors import SkipFrame
 from ..attributes import get_attribute, has_attribute, in_library, set_attribute
-from ..calls import HANDLED, handles, refuse_finalizer
+from ..calls import HANDLED, guard_function, handles, refuse_finalizer
 from ..inputs import computed_number
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import length, natively, next_value, unpack, values_of
@@ -33,7 +33,7 @@ from ..values import (
     CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NONE, NotConstant, ObjVal, PartialVal, SliceVal,
     SuperVal, SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, const, describe, is_unseen, is_class, is_plain_tuple,
     lookup, python_method, user_error, user_errors)
-from ..wrap import as_python, guard_keys, wrap
+from ..wrap import as_python, guard_keys, is_made_per_call, wrap
 from .containers import dict_update, result_of, set_of, sort_values, stop_iteration
 
 ZERO, ONE, EMPTY = const(0), const(1), TupleVal()
@@ -573,11 +573,20 @@ HANDLED.update({
 # %%
 @handles(inspect.signature)
 def signature(tx, function):
-    """The signature of a function or a method, which only its code and its defaults decide."""
+    """The signature of a function or a method, which only its code and its defaults decide, or those of the function that it wraps."""
     method = type(function) is MethodVal
-    real = getattr(function.func if method else function, "real", None)
-    if type(real) is not types.FunctionType:
-        unsupported(tx, f"inspect.signature() of {describe(function)}")
+    inner = function.func if method else function
+    real = getattr(inner, "real", None)
+    while True:
+        found = getattr(inner, "real", None)
+        if type(found) is not types.FunctionType or is_made_per_call(found) and (found.__defaults__ or found.__kwdefaults__) or \
+                has_attribute(tx, inner, "__signature__"):
+            unsupported(tx, f"inspect.signature() of {describe(function)}")
+        if not is_made_per_call(found):
+            guard_function(tx, found)
+        if not has_attribute(tx, inner, "__wrapped__"):
+            break
+        inner = get_attribute(tx, inner, "__wrapped__")
     return wrap(tx, inspect.signature(types.MethodType(real, tx) if method else real))
 
 

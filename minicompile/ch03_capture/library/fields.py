@@ -226,11 +226,14 @@ def number_attribute(tx, value, name):
 # empty, and whoever asks for another attribute than the fields wants it to stay so.
 
 # %%
+FIELD = type(collections.namedtuple("Named", "field").field)       # the descriptor of a field, which knows its index
+
+
 @attributes_of(TupleVal)
 def tuple_attribute(tx, value, name):
     cls, found = value.cls, lookup(value.cls, name)
-    if name in getattr(cls, "_fields", ()):
-        return realize(tx, value.items[cls._fields.index(name)])
+    if type(found) is FIELD:
+        return realize(tx, value.items[found.__reduce__()[1][0]])
     if hasattr(cls, "n_sequence_fields") and isinstance(found, types.MemberDescriptorType):
         positions = cls(range(cls.n_sequence_fields))
         return realize(tx, value.items[getattr(positions, name)])
@@ -263,6 +266,8 @@ def super_attribute(tx, value, name):
                           else unsupported(tx, f"{found.__objclass__.__name__}.{name}"))
     if on_class or name == "__new__":
         return bind_to_class(tx, obj, found)
+    if type(obj) is TupleVal and type(found) is FIELD:
+        return realize(tx, obj.items[found.__reduce__()[1][0]])
     if isinstance(obj, (DictVal, ListVal, TupleVal)) and not isinstance(found, types.FunctionType):
         return MethodName(self=obj, name=name)
     return bind_attribute(tx, obj, name, found, owner=owner)

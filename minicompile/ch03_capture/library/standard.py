@@ -64,7 +64,7 @@ for _function in (
         re.match, re.search, re.fullmatch, re.sub, re.subn, re.split, re.findall, re.compile, re.escape,
         textwrap.dedent, textwrap.indent, textwrap.fill, textwrap.wrap, json.dumps, json.loads,
         fnmatch.fnmatch, posixpath.join, posixpath.basename, posixpath.dirname, posixpath.splitext,
-        typing.get_origin, typing.get_args, sys.getrecursionlimit, sys.intern, operator.length_hint):
+        typing.get_origin, typing.get_args, sys.intern, operator.length_hint):
     HANDLED[_function] = folded(_function)
 
 
@@ -380,6 +380,9 @@ HANDLED[_thread.get_ident] = lambda tx: const(Identity(0))
 # What has side effects in the process, such as a first import, breaks the graph.
 
 # %%
+HANDLED[sys.getrecursionlimit] = lambda tx: const(answer(tx, sys.getrecursionlimit))
+
+
 @handles(sys.exception)
 def current_exception(tx):
     exc = handled_exception(tx)
