@@ -124,7 +124,7 @@ class Pool:
                                         stdout=subprocess.PIPE)
         self.numbers, self.lock, self.ended = itertools.count(), threading.Lock(), False
         self.waiting: dict[int, Future] = {}
-        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._read, name="minicompile-answers", daemon=True).start()
         atexit.register(self._close)
 
     def _close(self):
@@ -183,7 +183,7 @@ def start_workers() -> None:
     if interpreting() or _pool is not None or not torch.cuda.is_available():
         return
     compile_pool()
-    threading.Thread(target=launcher, daemon=True).start()
+    threading.Thread(target=launcher, name="minicompile-launcher", daemon=True).start()
 
 # %% [markdown]
 # ## Compiled kernels on disk

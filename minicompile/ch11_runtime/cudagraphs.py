@@ -41,6 +41,7 @@
 
 # %%
 import contextlib
+import ctypes
 import functools
 import gc
 import threading
@@ -111,9 +112,54 @@ def grow_old():
 
 
 # %% [markdown]
-# `record` is PyTorch's context manager with five precautions. A recording starts by waiting for the device, so no
-# other thread may record meanwhile. The garbage collector must not run, since it might free another graph. The
-# workspaces that cuBLAS keeps are given back around it, because they would be held for ever. Before it, PyTorch clears
+# A product of matrices needs a *workspace*, memory for its intermediate results. cuBLAS has one for each pair of a thread
+# and a stream, 32 MiB on an H100, and keeps it for ever. A recording would make one in its pool that never returns, so
+# all workspaces are given back before it and at its end; PyTorch has no way to give back one. That is safe while no other
+# thread multiplies. One that does has just been told the address of its workspace, and would use what is another thread's
+# by now, or no longer memory at all. So beside other threads nothing is given back. All recordings then use the workspace
+# that the recording thread has on a stream of our own, which lies in a pool of its own: if anybody gives workspaces back,
+# the memory is still there, and nobody else's. Because the graphs of different functions share this workspace, they are
+# replayed in turn also where they are on different streams.
+
+# %%
+@dataclass(frozen=True)
+class SharedWorkspaces:
+    """Of one device."""
+
+    stream: Any
+    pool: Any
+    turn: Any = field(default_factory=threading.Lock)
+    replayed: Any = field(default_factory=torch.cuda.Event)
+
+    @classmethod
+    @functools.cache
+    def of(cls, device: int) -> "SharedWorkspaces":
+        stream = ctypes.c_void_p()
+        if error := ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(stream), 1):     # 1: not ordered with the default stream
+            raise RuntimeError(f"cuStreamCreate: error {error}")
+        return cls(torch.cuda.ExternalStream(stream.value, device), torch.cuda.MemPool())
+
+    def prepare(self) -> None:
+        """This thread has a workspace on `stream`, in `pool`."""
+        with torch.cuda.use_mem_pool(self.pool), torch.cuda.stream(self.stream):
+            torch.cuda.current_blas_handle()
+
+    def replay(self, graph) -> None:
+        with self.turn:
+            self.replayed.wait()
+            graph.replay()
+            self.replayed.record()
+
+
+def is_alone() -> bool:
+    """Is this the only thread that may call libraries? The threads of PyTorch's backward passes, which Python did not start, work
+    while another waits."""
+    started = [t for t in threading.enumerate() if not isinstance(t, threading._DummyThread) and not t.name.startswith("minicompile")]
+    return len(started) <= 1 and (threading.current_thread() in started or torch._C._current_graph_task_id() >= 0)
+
+# %% [markdown]
+# `record` is PyTorch's context manager with four more precautions. A recording starts by waiting for the device, so no
+# other thread may record meanwhile. The garbage collector must not run, since it might free another graph. Before it, PyTorch clears
 # the place of the generator's offset on a stream of its own: a replay that overtook this would draw the numbers of the
 # first call once more, so the caller's stream waits for it. And if something makes the recording invalid, so that it
 # cannot be ended, `give_up` does what the context manager then leaves out. `queue_behind` keeps calls on different
@@ -149,17 +195,22 @@ class CudaRecorder:
             if self.pool is None:
                 self.pool = torch.cuda.graph_pool_handle()
             graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-            torch._C._cuda_clearCublasWorkspaces()         # 32 MiB for each thread and stream that multiplied
-            recording = torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local")
+            shared = None if is_alone() else SharedWorkspaces.of(torch.cuda.current_device())
+            if shared is None:
+                torch._C._cuda_clearCublasWorkspaces()
+            else:
+                shared.prepare()
+            recording = torch.cuda.graph(graph, self.pool, shared and shared.stream, capture_error_mode="thread_local")
             try:
                 with tables_after_recording(), recording:
                     outputs = fn(inputs)
-                    torch._C._cuda_clearCublasWorkspaces()     # those of this recording stay in its pool
+                    if shared is None:
+                        torch._C._cuda_clearCublasWorkspaces()
             finally:
                 if torch.cuda.current_stream() != stream:
                     self.give_up(graph, stream)
             stream.wait_stream(recording.capture_stream)
-        return graph.replay, outputs
+        return functools.partial(shared.replay, graph) if shared else graph.replay, outputs
 
     def give_up(self, graph, stream) -> None:
         """Clean up where the end of a recording has failed, because something had made it invalid. PyTorch leaves its stream current,

@@ -1,6 +1,10 @@
 """The rules of safe CUDA graphs, with a fake graph on any machine and with real ones on a GPU."""
+import contextlib
 import gc
 import operator
+import subprocess
+import sys
+import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -144,6 +148,103 @@ def test_threads_and_streams_of_a_gpu(streams):
                     torch.testing.assert_close(x.grad, torch.autograd.grad(model(z).sum(), z)[0], rtol=1e-3, atol=1e-4)
     in_threads(work, 6)
     minicompile.reset()
+
+
+ALONE = """
+import threading, torch
+from minicompile.ch11_runtime.cudagraphs import is_alone
+
+def answer(done=None):
+    found.append(is_alone())
+
+found, x, stop = [], torch.ones(1, requires_grad=True), threading.Event()
+answer()
+for name in "minicompile-compiles", "worker":
+    thread = threading.Thread(target=stop.wait, name=name)
+    thread.start()
+    answer()
+    stop.set()
+    thread.join()
+    stop.clear()
+y = x * 2
+y.register_hook(answer)
+y.sum().backward()
+print(found)
+"""
+
+
+def test_whether_other_threads_may_call_libraries():
+    """In a process of its own, where the tests' tools have no threads."""
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=100)
+    assert done.stdout.split("\n")[0] == "[True, True, False, True]", done.stderr
+
+
+@contextlib.contextmanager
+def another_thread():
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def products(count):
+    """Recorded products of matrices that need a workspace: few numbers of long sums."""
+    weights = [torch.randn(1 << 16, 64, device="cuda") for _ in range(count)]
+    functions = [GraphSet().wrap(lambda args, w=w: [args[0].t() @ w]) for w in weights]
+    x = torch.randn(1 << 16, 64, device="cuda")
+    for f in functions:
+        for _ in range(3):
+            f([x.clone()])
+    assert all(f.counts["replayed"] == 2 for f in functions)
+    return functions, weights
+
+
+@pytest.mark.gpu
+def test_workspaces_of_other_threads_are_not_given_back(monkeypatch):
+    def fail():
+        raise AssertionError("another thread may be using its workspace")
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", fail)
+    with another_thread():
+        products(1)
+
+
+@pytest.mark.gpu
+def test_what_lies_where_a_workspace_was_is_not_overwritten():
+    """The workspaces of recordings stay theirs if somebody else gives all of them back."""
+    with another_thread():
+        (f,), (w,) = products(1)
+    x = torch.randn(1 << 16, 64, device="cuda")
+    want = x.t() @ w
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    taken = [torch.zeros(1 << 20, device="cuda") for _ in range(32)]
+    torch.testing.assert_close(f([x.clone()])[0], want, rtol=1e-3, atol=1e-2)
+    assert not any(t.any() for t in taken)
+    del taken
+    torch.cuda.empty_cache()
+    torch.testing.assert_close(f([x.clone()])[0], want, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.gpu
+def test_graphs_that_share_a_workspace_take_turns():
+    with another_thread():
+        functions, weights = products(2)
+    inputs = [torch.randn(1 << 16, 64, device="cuda") for _ in weights]
+    wants = [x.t() @ w for x, w in zip(inputs, weights)]
+    streams = [torch.cuda.Stream() for _ in weights]
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(50):
+        for f, x, stream in zip(functions, inputs, streams):
+            with torch.cuda.stream(stream):
+                found.append(f([x.clone()])[0])
+    torch.cuda.synchronize()
+    for k, y in enumerate(found):
+        torch.testing.assert_close(y, wants[k % 2], rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.gpu
