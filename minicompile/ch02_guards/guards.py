@@ -27,7 +27,7 @@ from typing import Any, Callable
 import torch
 
 from ..logs import count
-from .identity import held, is_found, strongly, weakly, weakly_found
+from .identity import held, is_found, is_long_lived, strongly, weakly, weakly_found
 from .sources import AttrSource, DictGetSource, GlobalStateSource, InstanceDictSource, ItemSource, Source
 
 
@@ -277,14 +277,27 @@ def dict_keys(g, x, const):
         return [Condition(f"not {x}", why)]
     if all(type(k) is str for k in g.expected):
         return [Condition(f"[*{x}] == {list(g.expected)!r}", why)]
-    return [Condition(f"__same_constant([*{x}], {const(list(g.expected))})", why)]
+    return [Condition(f"__same_keys([*{x}], {const(list(g.expected))})", why)]
+
+
+def same_keys(keys, expected) -> bool:
+    return len(keys) == len(expected) and all(map(same_key, keys, expected))
+
+
+def same_key(a, b) -> bool:
+    """Whether a key is the one that was there. The program may be handed tensors and objects of its classes, so equal ones are others."""
+    if a is b or type(a) is not type(b):
+        return a is b
+    if isinstance(a, (tuple, frozenset)):
+        return same_keys([*a], [*b])
+    return not isinstance(a, torch.Tensor) and is_long_lived(type(a)) and same_constant(a, b)
 
 
 @guard_kind("BASE_KEYS", lambda g: f"{g.source} has the keys {short(list(g.expected[1]))}")
 def base_keys(g, x, const):
     """expected: the class from which that of a dictionary derives, and the keys. The class may have an `__iter__` of its own."""
     base, keys = g.expected
-    return [Condition(f"__same_constant([*{const(base)}.keys({x})], {const(list(keys))})",
+    return [Condition(f"__same_keys([*{const(base)}.keys({x})], {const(list(keys))})",
                       lambda v: changed_in_words(f"keys of {g.source}", list(keys), list(base.keys(v))))]
 
 

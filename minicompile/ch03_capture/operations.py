@@ -21,6 +21,7 @@ import torch
 
 from ..ch01_graphs.floats import OPERATIONS
 from ..ch01_graphs.shapes import float_function
+from .inputs import computed_number
 from .iterate import length, unpack
 from .protocol import METHODS, as_dict, special
 from .tensors import emit, to_arg, wrap_result
@@ -104,11 +105,13 @@ def printed(text: str, *values) -> str:
 # %%
 SIZE_OPERATORS = ("+", "-", "*", "//", "%")
 FLOAT_OPERATORS = (*SIZE_OPERATORS, "/", "**")
+BIT_OPERATORS = ("&", "|", "^", "<<", ">>", "**")            # of integers, which the entry computes
 
 
 # %% [markdown]
 # `binary` looks at the kinds of the operands. Symbolic numbers stay symbolic where the result is an expression
-# that sizes or floats can have, and are fixed to their value otherwise (`specialize`). If both operands are plain,
+# that sizes or floats can have, are computed by the entry where bits count (`computed_number`), and are fixed to their value otherwise
+# (`specialize`). If both operands are plain,
 # that is, constants, symbols or tensors, the operator is computed at once for two constants, and becomes a node
 # for anything else. All other operands have methods: those of the program's classes, or ours for containers.
 # `candidates` is the order in which Python asks them. A subclass with a reflected method of its own is asked
@@ -129,6 +132,9 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
         if classes == {int} and type(b) is Const and b.value >= 0 and (power := of_bits(symbol, b.value)):
             return binary(tx, power[0], a, const(power[1]))
         small = symbol == "**" and type(b) is Const and type(b.value) is int and 0 <= b.value < 8
+        if classes == {int} and symbol in BIT_OPERATORS and not small:
+            with user_errors():
+                return computed_number(tx, getattr(int, f"__{name}__"), a, b)
         if classes != {int} or symbol not in SIZE_OPERATORS and not small:
             return binary(tx, symbol, specialize(a), specialize(b), inplace)
     if kinds <= PLAIN:
@@ -260,6 +266,8 @@ def unary(tx: Tracer, name: str, a: AbstractValue) -> AbstractValue:
     if type(a) is SymVal and a.scalar is not None:
         negative = name == "neg" and a.scalar is numpy.float64
         return scalar_of(emit_float(tx, name, [a]), a.scalar) if negative else fold(tx, getattr(operator, name), [a])
+    if type(a) is SymVal and name == "invert" and a.cls is int:
+        return binary(tx, "-", unary(tx, "neg", a), const(1))
     if type(a) is SymVal:
         known, key = tx.symbols.results, (name, to_arg(tx, a))
         if key not in known:

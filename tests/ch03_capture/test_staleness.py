@@ -719,3 +719,29 @@ def test_a_class_that_is_written_to(place, before):
             elif type(value) is int:
                 setattr(cls, name, VALUES.get(name, namespace["Descriptor"] if name == "d" else int)(value))
             assert torch.equal(compiled(torch.ones(2), o), f(torch.ones(2), o)), (read, value)
+
+
+class Equal:
+    def __init__(self, v):
+        self.v = v
+
+    def __hash__(self):
+        return 1
+
+    def __eq__(self, other):
+        return self.v == other.v
+
+
+@pytest.mark.parametrize("make", [lambda: Equal(1), lambda: (Equal(1), 2), lambda: torch.ones(1), lambda: torch.ones(2)],
+                         ids=["object", "tuple", "tensor", "tensors"])
+def test_a_key_is_the_one_that_is_there(make):
+    """Not one that was equal: of a tensor `==` is no answer."""
+    def f(x, d):
+        return x * len(d), list(d)
+
+    compiled = minicompile.compile(f, backend="eager")
+    for d in ({make(): 1}, {make(): 1}):
+        for _ in range(2):
+            got, = compiled(torch.ones(1), d)[1]
+            there, = d
+            assert got is there or got[0] is there[0]

@@ -83,7 +83,9 @@ def make_range(tx, *args):
     args = list(map(as_number, args))
     if any(type(a) is TensorVal for a in args):
         unsupported(tx, "range() of a tensor")
-    return fold(tx, range, [specialize(a) for a in args])
+    plain = {a.cls for a in args} == {int} and all(type(step) is Const for step in args[2:])
+    made = later(tx, range, range, args) if plain else None
+    return made or fold(tx, range, [specialize(a) for a in args])
 
 
 # %% [markdown]
@@ -107,7 +109,7 @@ def to_int(tx, value=ZERO, *base):
 def whole_number(tx, rounding, value: SymVal):
     """rounding(value) of a symbolic number."""
     if value.cls is not float:
-        return fold(tx, rounding, [value])
+        return value if value.cls is int else fold(tx, rounding, [value])
     with user_errors():
         return computed_number(tx, rounding, value)
 
@@ -137,7 +139,8 @@ def of_integers(function):
 
 
 HANDLED.update({math.trunc: rounds(math.trunc, "__trunc__"), math.floor: rounds(math.floor, "__floor__"),
-                math.ceil: rounds(math.ceil, "__ceil__"), **{f: of_integers(f) for f in (math.isqrt, math.gcd, math.lcm)}})
+                math.ceil: rounds(math.ceil, "__ceil__"),
+                **{f: of_integers(f) for f in (math.isqrt, math.gcd, math.lcm, math.comb, math.perm, math.factorial)}})
 HANDLED.update({
     complex: lambda tx, *args: args and own_conversion(tx, args[0], "__complex__") or fold(tx, complex, args),
 })
@@ -303,7 +306,9 @@ def hash_of(tx, value) -> int:
     return hash(as_python(tx, value) if result is None else Hashed(as_python(tx, result)))
 
 
-HANDLED[hash] = lambda tx, value: const(hash_of(tx, value))
+@handles(hash)
+def handle_hash(tx, value):
+    return computed_number(tx, hash, value) if type(value) is SymVal and value.cls is int else const(hash_of(tx, value))
 
 
 # %% [markdown]
@@ -326,9 +331,9 @@ def rounded(tx, value, digits=None):
     if type(value) is TensorVal:
         return emit(tx, "call_function", torch.round, [value], {} if digits is None else {"decimals": digits})
     more = [] if digits in (None, NONE) else [digits]
+    if type(value) is SymVal and not more:
+        return whole_number(tx, round, value)
     if type(value) is SymVal and value.cls is float:
-        if not more:
-            return whole_number(tx, round, value)
         if type(digits) is Const and type(digits.value) is int:
             return emit_float(tx, "round", [value, digits])
     if more and type(digits) is Const and value.cls is float and (made := later(tx, float, round, [value, digits])) is not None:
@@ -351,6 +356,9 @@ def product(tx, items, *, start=ONE):
 def power(tx, base, exp, mod=NONE):
     if mod is NONE:
         return binary(tx, "**", base, exp)
+    if SymVal in map(type, (base, exp, mod)) and {v.cls for v in (base, exp, mod)} == {int}:
+        with user_errors():
+            return computed_number(tx, pow, base, exp, mod)
     return special(tx, base, "__pow__", exp, mod) or fold(tx, pow, [base, exp, mod])
 
 

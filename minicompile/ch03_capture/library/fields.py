@@ -205,18 +205,26 @@ def cell_attribute(tx, value, name):
 
 
 # %% [markdown]
-# A symbolic number is its own real part. `item()` of a scalar of NumPy is the same number as one of Python. The other attributes but
-# `__class__` (`functools.singledispatch` asks for it) are those of the present number, which is guarded then.
+# A symbolic number is its own real part, and an integer its own `__index__`. `item()` of a scalar of NumPy is the same number as one of
+# Python. The other attributes but `__class__` (`functools.singledispatch` asks for it) are those of the present number, which is guarded
+# then.
 
 # %%
+ITSELF = ("conjugate", "__index__", "__int__", "__trunc__", "__floor__", "__ceil__", "__pos__")          # methods of an integer
+
+
 @attributes_of(SymVal)
 def number_attribute(tx, value, name):
     if name == "item" and value.scalar is not None:
         return BuiltinVal(name=name, call=lambda tx, args, kwargs: scalar_of(value, None))
-    if name == "bit_length" and value.cls is int:
-        return BuiltinVal(name=name, call=lambda tx, args, kwargs: computed_number(tx, int.bit_length, value))
-    if name == "real" and value.scalar is None:
+    if name in ("bit_length", "bit_count") and value.cls is int:
+        return BuiltinVal(name=name, call=lambda tx, args, kwargs: computed_number(tx, getattr(int, name), value))
+    if name == "real" and value.scalar is None or name == "numerator" and value.cls is int:
         return value
+    if name in ("denominator", "imag") and value.cls is int:
+        return const(int(name == "denominator"))
+    if name in ITSELF and value.cls is int:
+        return BuiltinVal(name=name, call=lambda tx, args, kwargs: value)
     return plain_attribute(tx, value if name == "__class__" else specialize(value), name)
 
 

@@ -22,14 +22,14 @@ from ...ch02_guards.sources import CallSource
 from ..attributes import store_in_dict
 from ..effects import touch, written_storages
 from ..iterate import unpack, values_of
-from ..operations import binary, equal, fold
+from ..operations import binary, compare, equal, fold, truth
 from ..protocol import METHODS, as_dict, method, special
 from ..subscripts import contains, index_of, is_missing, set_item
 from ..tensors import emit, tensor_shape
 from ..tracer import call, unsupported
 from ..values import (
     AbstractValue, Const, DictVal, ListVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal,
-    ViewVal, boolean, const, lookup, python_method, user_error, user_errors)
+    ViewVal, boolean, const, is_unseen, lookup, python_method, user_error, user_errors)
 from ..wrap import as_python, entries, guard_keys, key_in, key_of, part, realize, wrap
 
 for _kind in (TupleVal, ListVal, DictVal):
@@ -37,13 +37,29 @@ for _kind in (TupleVal, ListVal, DictVal):
 METHODS.update({
     (SetVal, "__len__"): lambda tx, self: const(len(self.items)),
     (ViewVal, "__len__"): lambda tx, self: const(len(entries(tx, self.of))),
-    (Const, "__len__"): lambda tx, self: const(len(self.value)) if hasattr(self.cls, "__len__") else NotImplemented,
     (ListVal, "__contains__"): lambda tx, self, item: boolean(any(equal(tx, v, item) for v in values_of(tx, self))),
     (SetVal, "__contains__"): lambda tx, self, item: boolean(key_of(tx, item, self.items) in self.items),
     (ViewVal, "__contains__"): lambda tx, self, item: boolean(contains(tx, self.of, item)) if self.kind == "keys" else NotImplemented,
     (Const, "__contains__"): lambda tx, self, item: fold(tx, operator.contains, [self, item]),
     (TensorVal, "__contains__"): lambda tx, self, item: unsupported(tx, "`in` of a tensor"),
 })
+
+
+@method(Const, "__len__")
+def length_of_constant(tx, self):
+    if is_unseen(self) and self.cls is range and self.recipe:
+        return length_of_range(tx, *self.recipe[1])
+    return const(len(self.value)) if hasattr(self.cls, "__len__") else NotImplemented
+
+
+def length_of_range(tx, start, stop=None, step=const(1)):
+    """Of a range whose ends vary; the step does not."""
+    start, stop = (const(0), start) if stop is None else (start, stop)
+    first, last = (start, stop) if step.value > 0 else (stop, start)
+    if not truth(tx, compare(tx, "<", first, last)):
+        return const(0)
+    size = abs(step.value)
+    return binary(tx, "//", binary(tx, "+", binary(tx, "-", last, first), const(size - 1)), const(size))
 
 
 @METHODS.of((TupleVal, "__getitem__"), (ListVal, "__getitem__"))
