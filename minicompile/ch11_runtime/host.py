@@ -35,6 +35,7 @@ from functools import cached_property
 from typing import Any, Callable, NamedTuple
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import logs
@@ -217,14 +218,26 @@ class FirstCall:
 # %% [markdown]
 # The functions of PyTorch's Python interface read their arguments a microsecond faster than the operators of `torch.ops`. Often one of
 # the same name is there, which chooses among the overloads by its arguments. `binding` tries it on tensors without memory,
-# and looks which operator arrives.
+# and looks which operator arrives, and with which arguments: the defaults of the two may differ, as those of `multi_margin_loss` do.
 
 # %%
 class Arrived(TorchDispatchMode):
-    """Runs no operator, but raises an error that names it."""
+    """Runs no operator, but raises an error that names it and its arguments."""
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        raise LookupError(op)
+        raise LookupError(op, args, kwargs or {})
+
+
+def arrival(call, args, kwargs) -> list | None:
+    """The operator that a call leads to, and its arguments, tensors by their identity; None if it takes others."""
+    try:
+        with Arrived():
+            call(*args, **kwargs)
+    except LookupError as arrived:
+        return [id(x) if isinstance(x, torch.Tensor) else x for x in pytree.tree_leaves(arrived.args)]
+    except Exception:
+        pass
+    return None
 
 
 def binding(step: Extern, buffers: dict) -> Callable:
@@ -239,14 +252,9 @@ def binding(step: Extern, buffers: dict) -> Callable:
     args, kwargs = example(step.args), {k: example(a) for k, a in step.kwargs.items()}
     for home in (torch._C._VariableFunctions, torch._C._nn) if getattr(step.op, "namespace", None) == "aten" else ():
         found = getattr(home, step.op.__name__.split(".")[0], None)
-        try:
-            with Arrived():
-                found and found(*args, **kwargs)
-        except LookupError as arrived:
-            if arrived.args[0] is step.op:
-                return found
-        except Exception:
-            pass                                    # it takes other arguments
+        arrived = found and arrival(found, args, kwargs)
+        if arrived and arrived[0] is step.op and arrived == arrival(step.op, args, kwargs):
+            return found
     return getattr(step.op, "_op", step.op)
 
 

@@ -247,6 +247,15 @@ def test_a_library_call_reaches_its_own_overload():
     assert fast == len(steps) - 2                  # mul takes a number for a tensor, matmul is made of others
 
 
+@pytest.mark.parametrize("name", ["multi_margin_loss", "mse_loss", "huber_loss", "binary_cross_entropy"])
+def test_defaults_of_a_library_call_are_those_of_its_operator(name):
+    """The function of that name in PyTorch's Python interface does not take the mean."""
+    op, t = getattr(aten, name).default, View("t", Layout((2, 3), (3, 1)))
+    call = binding(Extern("x", op, (t, t), {}, ("out",)), {"t": buffer("t", (2, 3))})
+    x, y = torch.rand(2, 3), torch.tensor([0, 1]) if name == "multi_margin_loss" else torch.rand(2, 3)
+    assert call(x, y).equal(op(x, y))
+
+
 def test_library_calls_on_what_requires_a_gradient_give_no_history():
     """Gradients are on while a program runs that has no backward."""
     x, w, b = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True), torch.randn(4, requires_grad=True)
