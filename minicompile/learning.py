@@ -37,8 +37,8 @@ def explain_miss(state: FrameState, function, args) -> str:
 
 
 def learn_dynamic(state: FrameState, guard, function, args, entry) -> None:
-    if isinstance(guard.source, ModuleAttrSource):
-        return                         # parameters change size when the model changes: another program
+    if isinstance(guard.source, ModuleAttrSource) and guard.source.kind == "_parameters":
+        return                         # they change size when the model changes: another program
     expected = guard.expected
     value = codegen.read_source(guard.source, state.code, function, args, entry.constants)
     is_tensor = guard.kind == "TENSOR_MATCH" and isinstance(value, torch.Tensor)

@@ -728,3 +728,32 @@ def test_a_float_that_has_no_integer():
             return x * 2
 
     agree(f, [(torch.ones(3), n) for n in (2.0, 0.0, 1e-308, 2e-308, 3.0, 4.0)], graphs=4)
+
+
+# ---- buffers
+
+class Growing(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.ones(2))
+        self.register_buffer("seen", torch.zeros(3), persistent=False)
+
+    def forward(self, x):
+        self.seen = torch.cat([self.seen, x])
+        return x * self.table.sum() + self.table[:2].mean() + self.seen.sum()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "cpp"])
+def test_buffers_that_grow(backend):
+    """By a larger one in their place, from outside or inside, as caches of keys and of positions are."""
+    modules = Growing(), Growing()
+    compiled = minicompile.compile(modules[0], backend=backend)
+    for size in (2, 3, 5, 8, 9, 20):
+        x, results = torch.randn(4, requires_grad=True), []
+        for module, call in zip(modules, (compiled, modules[1])):
+            module.table = torch.arange(float(size))
+            results.append(call(x))
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(*(torch.autograd.grad(r.sum(), x, retain_graph=True) for r in results))
+        torch.testing.assert_close(modules[0].seen, modules[1].seen)
+    assert driver.counters.graphs <= 3

@@ -1539,3 +1539,28 @@ def a_loop_over_a_list_that_grows_behind_a_break(x):
 def lists_of_the_program_from_outside(x, odd, m):
     m.append(len(m))
     return x * m[-1], odd[0], m, list(odd)
+
+
+@program
+def a_class_of_the_trace_with_a_property_that_is_set(x):
+    class Box:
+        def __init__(self, v):
+            self.v = v
+
+        @property
+        def v(self):
+            return self._v
+
+        @v.setter
+        def v(self, new):
+            self._v = new * 2
+
+        @v.deleter
+        def v(self):
+            self._v = 0
+
+    b = Box(x)
+    b.v = b.v + 1
+    first = b.v
+    del b.v
+    return first, b.v

@@ -18,7 +18,7 @@ import abc
 import dataclasses
 import types
 
-from ..attributes import SETATTR
+from ..attributes import SETATTR, attributes_of
 from ..calls import handles
 from ..interpreter import inline
 from ..iterate import unpack
@@ -26,8 +26,8 @@ from ..opcodes_calls import named_values
 from ..protocol import METHODS
 from ..tracer import unsupported
 from ..values import (
-    AbstractValue, BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, const, dict_of, lookup, user_error,
-    user_errors)
+    AbstractValue, BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, const, describe, dict_of, lookup,
+    user_error, user_errors)
 from ..wrap import as_python, wrap
 
 METACLASSES = (type, abc.ABCMeta)
@@ -117,17 +117,28 @@ def plain_base(cls) -> bool:
 
 # %% [markdown]
 # `property`, `staticmethod` and `classmethod` are C classes that hold functions. In a class of the trace they
-# hold stand-ins.
+# hold stand-ins (`made_holder`).
 
 # %%
 def holding(cls):
     @handles(cls)
     def make(tx, *functions, **named):
         with user_errors():
-            real = cls(*(stand_in(tx, f) for f in functions), **{k: stand_in(tx, v) for k, v in named.items()})
-        tx.objects.keep.append(real)
-        return BuiltinVal(name=cls.__name__, stands_for=real, call=lambda tx, args, kwargs: unsupported(
-            tx, f"a call of a {cls.__name__}"))
+            return made_holder(tx, cls(*(stand_in(tx, f) for f in functions), **{k: stand_in(tx, v) for k, v in named.items()}))
+
+
+def made_holder(tx, real):
+    name = type(real).__name__
+    tx.objects.keep.append(real)
+    return BuiltinVal(name=name, stands_for=real, call=lambda tx, args, kwargs: unsupported(tx, f"a call of a {name}"))
+
+
+@attributes_of(BuiltinVal)
+def attribute_of_builtin(tx, value, name):
+    """`@name.setter` and its like make another property."""
+    if type(value.stands_for) is not property or name not in ("getter", "setter", "deleter"):
+        unsupported(tx, f"the attribute {name} of {describe(value)}")
+    return BuiltinVal(name=name, call=lambda tx, args, kwargs: made_holder(tx, getattr(value.stands_for, name)(stand_in(tx, *args))))
 
 
 for _cls in (property, staticmethod, classmethod):
