@@ -188,6 +188,9 @@ def layout_of(t: torch.Tensor, form="of the output") -> tuple:
 # Then the tensors are fetched by way of a hook, and their versions are compared here. So are those of the
 # inputs that are watched (`saved_after_writing`), by way of an alias.
 #
+# A product saves its factors for eager's backward, also where one is a number that is a part of our kernel. Then a second backward raises,
+# and so must that of a region that has nothing to save (`once`).
+#
 # One region may hold what are several graphs in eager: `d_loss.backward()` frees one of them, and then comes
 # `g_loss.backward()`. What is needed for outputs whose graphs were not touched (`overlapping`) is kept.
 #
@@ -196,7 +199,7 @@ def layout_of(t: torch.Tensor, form="of the output") -> tuple:
 # To raise it, one has to be on the way to every input, and a saved value that the region has computed
 # does not say which inputs it came from. Parameters can be asked of the engine's node. Where there are other inputs, the
 # region has one more output, the *anchor*. It is empty and it is saved, and nobody sees it. Autograd gives a saved
-# output back with the node that made it, and this one leads to all inputs.
+# output back with the node that made it, and this one leads to all inputs. A region that has nothing else to save, and may run `once`, has it, too.
 
 # %%
 def saved_tensors(ctx, reads: set[int], alive: bool) -> list[torch.Tensor]:
@@ -274,6 +277,7 @@ class Region:
         forms = [n.meta["tangent"] for n in joint.gm.graph.nodes if "tangent" in n.meta]
         self.sizes_of = [(i, form) for i, form, layout in zip(joint.differentiable, forms, self.layouts) if layout is None]
         self.every = frozenset(range(len(joint.differentiable)))
+        self.complex = complex_results(joint)
         outputs, saved = len(halves.forward.graph.output_node().args[0]), halves.saved_inputs
         extra = iter(range(self.results, outputs))
         self.saved = picker([next(extra) if i is None else outputs + i for i in saved])      # of all outputs and inputs
@@ -282,7 +286,7 @@ class Region:
         self.order = {i: place for place, i in enumerate(i for i in range(len(saved)) if i not in self.numbers)}
         self.shared: set[int] | None = None      # saved values with memory in common; the first call knows
         self.inference: list[int] = []           # saved values that are inference tensors, as guards say of all calls
-        self.anchored, self.again = anchored, again
+        self.anchored, self.again = anchored or joint.once and not self.order, again
         inputs = [n.meta["val"] for n in joint.gm.graph.find_nodes(op="placeholder") if "tangent" not in n.meta]
         self.inputs = None if isinstance(again, str) else Inputs(inputs, saved, again.parameters, again.apart, again.hold)
 
@@ -304,10 +308,24 @@ def picker(positions: list[int]) -> Callable[[tuple], tuple]:
 # `run_forward` is what the engine sees as this node's forward. It calls the compiled graph, whose first outputs
 # are results and whose further ones are saved. A saved value that is an input is taken from the inputs. Tensors go
 # through `save_for_backward`, so that hooks see them and the engine frees them; numbers lie on `ctx`. The versions
-# of what was saved are noted where backward may run several times. At the end the results are made to look to the
-# engine as eager's: none of them is a view, and those without a gradient are marked.
+# of what was saved are noted where backward may run several times. At the end those results that have no gradient are marked.
+#
+# To the engine the results have to look as eager's (`as_new`). None of them may be a view that was made in here, because it forbids
+# writing to one: a detached alias is none, and has the same version counter. And when the program writes to the real part of a complex
+# tensor that is no view, the engine takes the place where that begins in memory for a number of real elements. So it must be zero.
 
 # %%
+def complex_results(joint: Joint) -> list[int]:
+    return [i for i, node in enumerate(joint.gm.graph.output_node().args[0][:joint.results]) if node.meta["val"].is_complex()]
+
+
+def as_new(results: Sequence, complex_ones: list[int]) -> tuple:
+    """The `results` of a graph as tensors that an operator has made."""
+    if complex_ones:
+        results = [r.clone() if i in complex_ones and r.storage_offset() else r for i, r in enumerate(results)]
+    return tuple([r.detach() if isinstance(r, torch.Tensor) and r._is_view() else r for r in results])
+
+
 def run_forward(region: Region, ctx, *inputs):
     joint, count = region.joint, region.results
     outputs = call_compiled(region.forward, [*inputs])
@@ -333,10 +351,7 @@ def run_forward(region: Region, ctx, *inputs):
     ctx.watched = [] if ctx.hooked or not joint.watched else [     # with hooks the engine does not check; `finish` writes once more
         (inputs[i].detach(), version_of(inputs[i]) + (i in joint.written), tangents) for i, tangents in joint.watched.items()]
     ctx.set_materialize_grads(False)
-    # The engine forbids writing to a view that was made in here. A detached alias is none, and has the
-    # same version counter.
-    results = tuple([r.detach() if isinstance(r, torch.Tensor) and r._is_view() else r
-                     for r in outputs[:count]])
+    results = as_new(outputs[:count], region.complex)
     if region.sizes_of:                 # where an input is written, its tangent lies as the input, in which there may be gaps
         shown = [*results[:joint.results], *(inputs[i] for i in joint.written)]
         ctx.layouts = [layout_of(shown[i], form) for i, form in region.sizes_of]
@@ -426,11 +441,11 @@ def what_leads_back(region: Region, ctx) -> list[torch.Tensor]:
 # %%
 def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained: bool) -> tuple[list, set[int]]:
     """(the saved values, `kept`); what nobody will need again is let go of."""
-    order, every = region.order, region.every
-    tensors = saved_tensors(ctx, {order[i] for i in reads if i in order}, every - absent <= ctx.alive) if order else []
+    joint, order, every = region.joint, region.order, region.every
+    tensors = saved_tensors(ctx, {order[i] for i in reads if i in order}, every - absent <= ctx.alive) if order or joint.once else []
     kept: set[int] = set()
     if len(every) > 1 and not retained:
-        ctx.alive = frozenset([k for k in ctx.alive if region.joint.overlaps[k] <= absent])
+        ctx.alive = frozenset([k for k in ctx.alive if joint.overlaps[k] <= absent])
         kept = region.backward.reads(every - ctx.alive) if ctx.alive else kept
         ctx.left = {order[i]: tensors[order[i]].detach() for i in kept if i in order}
     if ctx.hooked:
@@ -567,15 +582,14 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
 def _direct(joint: Joint, compile_aten: Compile) -> Callable:
     compiled = changing(compile_aten(joint.gm, is_backward=False), joint.hidden, data_of)
     leaves_history = getattr(compiled, "leaves_history", True)
-    finish = build_finish(joint)
+    finish, complex_ones = build_finish(joint), complex_results(joint)
     nothing_computed = not joint.results and all(node.op != "call_function" for node in joint.gm.graph.nodes)
 
     def run(*inputs):
         if nothing_computed:                                # only views of inputs
             return finish((), inputs)
-        if leaves_history:
-            return finish(with_grad_mode(False, call_compiled, compiled, [*inputs]), inputs)
-        return finish(call_compiled(compiled, [*inputs]), inputs)
+        results = with_grad_mode(False, call_compiled, compiled, [*inputs]) if leaves_history else call_compiled(compiled, [*inputs])
+        return finish(as_new(results, complex_ones) if leaves_history or complex_ones else results, inputs)
 
     run.joint, run.partition = joint, None
     return run

@@ -36,14 +36,15 @@ import torch
 from torch import fx
 
 from ..ch01_graphs.fake import fake_like, has_memory, is_lazy, version_of
-from ..ch01_graphs.graph import graph_module, interpret, raise_kept_errors
+from ..ch01_graphs.graph import closure, graph_module, interpret, raise_kept_errors
 from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout
 from ..ch01_graphs.trace import backward_pass
 from ..ch03_capture import hook
 from ..errors import MinicompileError, Unsupported
 from .cleanup import is_random
 from .joint import Joint, Result, backward_state
-from .partition import with_ancestors
+
+aten = torch.ops.aten
 
 # %% [markdown]
 # ## The program
@@ -52,8 +53,8 @@ from .partition import with_ancestors
 # results of the region, and the call has to name these. It can where they are outputs of the program as they are. A view that
 # is taken outside of the region (a recipe, in `joint.py`) and a value that is written to an input are refused.
 #
-# `objection` also follows the gradients back through the decomposed graph, to all that they are computed from. Statistics that a
-# batch norm writes are not among this, so such an input may be another one by now.
+# `objection` also follows the gradients back through the graph, to all that they are computed from. The running statistics of a batch norm
+# in training are not among this, also where it is still one operator (`read_by`), so such an input may be another one by now.
 
 # %%
 def engine(outputs, inputs, tangents):
@@ -68,12 +69,23 @@ def objection(joint: Joint) -> str | None:
     if joint.written or not {*joint.differentiable} <= results:
         return "it writes to an input, or returns a view of its result"
     gradients = joint.gm.graph.output_node().args[0][-len(joint.gradients):]
-    needed = with_ancestors([g for g in gradients if g is not None])
+    needed = closure([g for g in gradients if g is not None], read_by)
     if any(is_random(node) for node in needed):
         return "it draws random numbers"
     if any(node.op == "placeholder" and node.name in joint.mutated for node in needed):
         return "it writes to an input that its gradients depend on"
     return None
+
+
+def read_by(node: fx.Node) -> Sequence[fx.Node]:
+    """The nodes that `node` is computed from. Of a batch norm in training only two results depend on the running statistics."""
+    source = node.args[0] if node.target is operator.getitem else node
+    if source.target is not aten._native_batch_norm_legit_functional.default or not source.args[5]:
+        return node.all_input_nodes
+    statistics = source.args[3:5]
+    if source is not node:
+        return [source, *statistics] if node.args[1] in (3, 4) else [source]
+    return [a for a in node.all_input_nodes if a not in statistics]
 
 
 def gradient_program(gm: fx.GraphModule, joint: Joint, absent: frozenset) -> fx.GraphModule:

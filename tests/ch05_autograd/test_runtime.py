@@ -268,6 +268,29 @@ def test_enable_grad_inside_no_grad():
     assert torch.equal(x.grad, torch.full((3,), 2.0))
 
 
+@pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.parametrize("order", [[0, 0], [0, 1, 0], [1, 1], [0, 1, 2, 1]])
+def test_second_backward_where_only_eager_saves_something(order, leaves):
+    def f(x, y):
+        return (x * 2 + y).sum(), (y * 3).sum(), (x + y).sum()
+
+    def outcomes(f):
+        given = [torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)]
+        outputs, seen = f(*given if leaves else [t.view(3) for t in given]), []
+        for i in order:
+            try:
+                outputs[i].backward()
+                seen.append([None if t.grad is None else t.grad.tolist() for t in given])
+            except RuntimeError as error:
+                seen.append(str(error).split("(")[0])
+        return seen
+    assert outcomes(compile_function(f, [rand(3), rand(3)])) == outcomes(f)
+    alone = compile_function(lambda x: (x * 2).sum(), [rand(3)])(rand(3))[0]
+    alone.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        alone.backward()
+
+
 def test_aliased_inputs_with_a_write_are_refused():
     base = torch.zeros(4)
     with pytest.raises(Unsupported):
@@ -327,6 +350,29 @@ def test_second_backward_where_nothing_is_saved():
     loss.backward()
     loss.backward()
     assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.parametrize("order", [[0, 0], [0, 1, 0], [1, 1], [0, 1, 2, 1]])
+def test_second_backward_where_only_eager_saves_something(order, leaves):
+    def f(x, y):
+        return (x * 2 + y).sum(), (y * 3).sum(), (x + y).sum()
+
+    def outcomes(f):
+        given = [torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)]
+        outputs, seen = f(*given if leaves else [t.view(3) for t in given]), []
+        for i in order:
+            try:
+                outputs[i].backward()
+                seen.append([None if t.grad is None else t.grad.tolist() for t in given])
+            except RuntimeError as error:
+                seen.append(str(error).split("(")[0])
+        return seen
+    assert outcomes(compile_function(f, [rand(3), rand(3)])) == outcomes(f)
+    alone = compile_function(lambda x: (x * 2).sum(), [rand(3)])(rand(3))[0]
+    alone.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        alone.backward()
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [0, 0], [1, 0, 1]])
@@ -475,6 +521,22 @@ def _graph_of(fn, inputs):
 def test_outputs_of_no_grad_inputs_run_without_a_function():
     c = check(lambda x: x * 2, rand(3, grad=False))
     assert c.partition is None
+
+
+@pytest.mark.parametrize("change", [lambda v: v.add_(1), lambda v: v.mul_(torch.ones(2, requires_grad=True))])
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_a_result_that_lies_within_larger_memory_may_be_written(dtype, grad, change):
+    def f(z, c):
+        v = c(lambda z: (z * 2)[-1], z)
+        change(v.real)
+        return v.abs().sum() * 1
+    z = torch.randn(4, 2, dtype=dtype, requires_grad=grad)
+    got, want = [f(z, c) for c in (lambda g, z: compile_function(g, [z])(z)[0], lambda g, z: g(z))]
+    assert got.requires_grad == want.requires_grad
+    torch.testing.assert_close(got, want)
+    if grad:
+        torch.testing.assert_close(*[torch.autograd.grad(loss, z)[0] for loss in (got, want)])
 
 
 def test_provenance_reaches_backward():

@@ -81,7 +81,7 @@ PERCEPTRON = nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)
 @pytest.mark.parametrize("layers, loss, rung", [
     (PERCEPTRON, penalty, "cpp"), (PERCEPTRON, residual, "cpp"), (PERCEPTRON, into_grad, "aot_eager"),
     ([Breaks()], penalty, "aot_eager"), ([Attention()], penalty, "aot_eager"), ([Attention()], one_step_ahead, "cpp"),
-    (CRITIC, penalty, "cpp")])
+    (CRITIC, penalty, "cpp"), (CRITIC, penalty, "aot_eager")])
 def test_losses_with_gradients_in_them(layers, loss, rung):
     """Over three steps with other batch sizes, which change the parameters."""
     results = []
