@@ -260,6 +260,7 @@ def length_in_words(g) -> str:
 @guard_kind("TUPLE_LENGTH", length_in_words, looks=lambda g: [(TUPLE, g.source)])
 @guard_kind("LENGTH", length_in_words, looks=lambda g: [(LIST, g.source)])
 @guard_kind("DEQUE_LENGTH", length_in_words)
+@guard_kind("COUNT", length_in_words)
 def length(g, x, const):
     return [Condition(f"len({x}) == {g.expected}",
                       lambda v: changed_in_words(f"length of {g.source}", g.expected, len(v)))]
@@ -291,6 +292,13 @@ def same_key(a, b) -> bool:
     if isinstance(a, (tuple, frozenset)):
         return same_keys([*a], [*b])
     return not isinstance(a, torch.Tensor) and is_long_lived(type(a)) and same_constant(a, b)
+
+
+@guard_kind("KEY_OF", lambda g: f"{g.source} is {'' if g.expected[1] else 'not '}a key of {g.expected[0]}")
+def key_of(g, x, const):
+    """expected: the source of a dictionary, and whether it has the key."""
+    at, found = g.expected
+    return [Condition(f"({x} in {const.read(at)}) is {found}", lambda v: f"{g.source} is {'not ' * found}a key of {at} now")]
 
 
 @guard_kind("BASE_KEYS", lambda g: f"{g.source} has the keys {short(list(g.expected[1]))}")

@@ -288,6 +288,22 @@ class DictGetSource(Source):
         return f"{self.base.name()}[{key_text(self.key)}]"
 
 
+# %% [markdown]
+# A dictionary may also be read by the order of its items. The hooks of a module lie in one under numbers that are never given twice: a
+# program that registers the same hook for each step finds it at the same place, under another number.
+
+# %%
+@source
+class NthSource(Source):
+    """The key or the value (what: "keys" or "values") that comes at a place in the order of a dict."""
+    base: Source
+    what: str
+    place: int
+
+    def parts(self):
+        return self.base, f"[*{{}}.{self.what}()][{self.place}]"
+
+
 @source
 class InstanceDictSource(Source):
     base: Source

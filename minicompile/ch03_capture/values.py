@@ -66,9 +66,10 @@ class AbstractValue:
 @dataclass(eq=False)
 class Const(AbstractValue):
     """An immutable object compared by value: numbers, strings, None, dtypes, devices, ranges, slices of
-    constants. kind: its class, where that is all that is known so far."""
+    constants. kind: its class, where that is all that is known so far, and hidden the value that is not to be known."""
     value: Any = None
     kind: type | None = field(default=None, kw_only=True)
+    hidden: Any = field(default=None, kw_only=True)
 
     @property
     def cls(self):
@@ -95,10 +96,10 @@ class FirstLook:
 Const.value = FirstLook()
 
 
-def unseen(kind: type, look, source: Source | None = None, recipe: tuple = ()) -> Const:
+def unseen(kind: type, look, source: Source | None = None, recipe: tuple = (), hidden=None) -> Const:
     """A constant of which nothing but its class is known. look() -> its value, which is guarded by then. recipe: without a source, the
     function that makes it, its arguments, and those by name."""
-    made = Const(kind=kind, source=source)
+    made = Const(kind=kind, source=source, hidden=hidden)
     made.look, made.recipe = look, recipe
     del made.value
     return made
@@ -209,12 +210,14 @@ class ListVal(Mutable):
 @dataclass(eq=False)
 class DictVal(Mutable):
     """dict, OrderedDict or defaultdict. items: key -> (key value, value); keys are plain Python objects
-    (see key_of). owner: the object whose `__dict__` this is. attrs: what the trace has hung on an OrderedDict that it has made."""
+    (see key_of). owner: the object whose `__dict__` this is. attrs: what the trace has hung on an OrderedDict that it has made.
+    of_hooks: its keys are the numbers of hooks, which nobody has looked at."""
     items: dict = field(default_factory=dict)
     cls: type = dict
     real: Any = None
     factory: AbstractValue | None = None
     keys_guarded: bool = False
+    of_hooks: bool = False
     owner: AbstractValue | None = None
     attrs: dict = field(default_factory=dict)
 

@@ -30,14 +30,14 @@ import torch
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.sources import (
     AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource, ListItemSource, ModuleAttrSource,
-    Source, TupleItemSource)
+    NthSource, Source, TupleItemSource)
 from ..ch02_guards.torch_guards import CHILD_DICTS
 from .inputs import varies, wrap_dynamic_number, wrap_tensor
 from .tracer import Tracer, call, constant_source, guard, location, unsupported
 from .values import (
     AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, DictVal, ExcVal, FuncVal, Identity, Lazy, ListVal,
     MethodName, MethodVal, NUMBERS, NotConstant, ObjVal, PartialVal, SINGLETONS, SetVal, SliceVal, SymVal, Table, TensorVal,
-    TupleVal, const, describe, is_plain_tuple, like, lookup, native_new, python_method, captures, unseen, user_error)
+    TupleVal, const, describe, is_plain_tuple, like, lookup, native_new, python_method, captures, is_unseen, unseen, user_error)
 
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
                types.MethodDescriptorType,
@@ -92,7 +92,7 @@ def wait(tx: Tracer, real, source: Source) -> Const:
             tx.objects.unseen[source] = None
             guard(tx, source, "CONSTANT_MATCH", real)
         return real
-    return unseen(type(real), look, source)
+    return unseen(type(real), look, source, hidden=real)
 
 
 def guard_unseen(tx: Tracer):
@@ -257,7 +257,8 @@ def lazy_items(real, source, step) -> list:
 
 # %% [markdown]
 # A dictionary is the same with keys. `owner` is a case of its own: the dictionaries `_parameters`, `_buffers` and
-# `_modules` of a module, whose keys the module's own guard covers, and whose items have a shorter way to be read.
+# `_modules` of a module, whose keys the module's own guard covers, and whose items have a shorter way to be read. Hooks
+# of modules and tensors are found by their order (*Hooks*, below).
 
 # %%
 def key_source(tx, key):
@@ -268,6 +269,11 @@ def key_source(tx, key):
 
 
 DICT_CLASSES = (dict, collections.OrderedDict, collections.defaultdict)
+HOOKS = "_hooks", "_hooks_with_kwargs", "_hooks_always_called"           # how the names of dictionaries of hooks end
+
+
+def is_of_hooks(real, source) -> bool:
+    return bool(real) and source is not None and all(type(key) is int for key in real) and source.name().endswith(HOOKS)
 
 
 @BUILDERS.of(dict)
@@ -282,12 +288,13 @@ def wrap_dict(tx, real, kind, source):
     else:
         guard(tx, source, "TYPE_MATCH", type(real))
     ordered = collections.OrderedDict if isinstance(real, collections.OrderedDict) else dict
-    for key, item in ordered.items(real):
+    value.of_hooks = is_of_hooks(real, source)
+    for i, (key, item) in enumerate(ordered.items(real)):
         if owner is not None:
             at = ModuleAttrSource(owner, source.key, key)
         else:
-            at = part(DictGetSource, source, key_source(tx, key))
-        value.items[key_of_real(tx, key)] = Lazy(key, None), Lazy(item, at)
+            at = NthSource(source, "values", i) if value.of_hooks else part(DictGetSource, source, key_source(tx, key))
+        value.items[key_of_real(tx, key)] = Lazy(key, NthSource(source, "keys", i) if value.of_hooks else None), Lazy(item, at)
     if kind is collections.defaultdict and real.default_factory is not None:
         value.factory = Lazy(real.default_factory, part(AttrSource, source, "default_factory"))
     return value
@@ -489,6 +496,8 @@ def key_of(tx, value: AbstractValue, among=()):
 def key_in(tx, dictionary: DictVal, value: AbstractValue):
     """The key under which `value` is in the dictionary, or would be. An object in it that is found is guarded to be that very
     object (`wrap` does that), one that is not found to be none of those in keys that nothing else leads to."""
+    if dictionary.of_hooks:
+        guard_keys(tx, dictionary)
     key = key_of(tx, value, dictionary.items)
     if type(key) in (ByIdentity, tuple) and key in dictionary.items:
         key_of(tx, realize(tx, dictionary.items[key][0]))
@@ -548,3 +557,31 @@ def guard_missing(tx, value: DictVal, key):
             guard(tx, value.source, "NO_KEY" if type(value.real) is value.cls else "BASE_NO_KEY", key)
         else:
             guard_keys(tx, value)
+
+
+# %% [markdown]
+# ## Hooks
+#
+# A hook is kept under a number that is never given again. If the keys were guarded, a program that registers its hooks for each
+# step and removes them afterwards would get a version for each. So the hooks in such a dictionary are found by their order. What is
+# guarded is how many there are, and of a number whether another dictionary has it, too (`counted`, `has_number`). Who looks at the
+# numbers, or for one of them, has them guarded as other keys.
+
+# %%
+def counted(tx, value: AbstractValue):
+    """The items for a program that depends on how many there are, and on their order, but not on the keys."""
+    if type(value) is not DictVal or not value.of_hooks or value.keys_guarded:
+        return entries(tx, value)
+    guard(tx, value.source, "COUNT", len(value.real))
+    return value.items
+
+
+def has_number(tx, dictionary: DictVal, key: AbstractValue) -> bool | None:
+    """Whether a dictionary has the number that another one, of hooks, has at some place; None if this is not such a question."""
+    if not is_unseen(key) or not isinstance(key.source, NthSource):
+        return None
+    if dictionary.source is None or type(dictionary.real) is not dictionary.cls or id(dictionary) in tx.effects.changed:
+        return None
+    found = key.hidden in dictionary.real
+    guard(tx, key.source, "KEY_OF", (dictionary.source, found))
+    return found

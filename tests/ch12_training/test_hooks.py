@@ -4,6 +4,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from recorders import Captures
 
 import minicompile
 
@@ -427,3 +428,85 @@ def test_asking_for_the_history_of_a_written_input_breaks_before_its_first_use(a
         f(leaf * 1.5).sum().backward()
         grads.append(leaf.grad)
     same(*grads, "the gradient of the leaf")
+
+
+def every_kind(model, optimizer, log):
+    """Functions that register a hook each and return its handle."""
+    weight, layer, every = model[0].weight, model[1], torch.nn.modules.module
+    return {"gradient": lambda: weight.register_hook(lambda g: g * 2),
+            "later": lambda: weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad * 2)),
+            "forward": lambda: layer.register_forward_hook(lambda m, args, out: out * 2),
+            "forward, arguments by name": lambda: layer.register_forward_hook(lambda m, args, kwargs, out: out * 2, with_kwargs=True),
+            "before": lambda: layer.register_forward_pre_hook(lambda m, args: (args[0] * 2,)),
+            "before, arguments by name": lambda: layer.register_forward_pre_hook(lambda m, a, k: ((a[0] * 2,), k), with_kwargs=True),
+            "backward": lambda: layer.register_full_backward_hook(lambda m, given, came: (given[0] * 2,)),
+            "before backward": lambda: layer.register_full_backward_pre_hook(lambda m, came: (came[0] * 2,)),
+            "optimizer": lambda: optimizer.register_step_post_hook(lambda o, args, kwargs: log.append(len(args))),
+            "every module": lambda: every.register_module_forward_hook(lambda m, args, out: out * 1.5)}
+
+
+def steps_with_hooks(part, register, count):
+    """Losses of `count` steps, each with the hooks that `register(step, kinds)` registers anew, and how many graphs were captured.
+    part: what is compiled, `forward`, `step` or nothing."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    kinds = every_kind(model, optimizer, losses)
+
+    def forward(x):
+        return model(x).square().mean()
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = forward(x)
+        loss.backward()
+        optimizer.step()
+        return loss
+    if part == "forward":
+        forward = minicompile.compile(forward, backend="eager")
+    run = minicompile.compile(step, backend="eager") if part == "step" else step
+    with Captures() as seen:
+        for i in range(count):
+            handles = register(i, kinds)
+            losses.append(run(torch.randn(3, 4)).item())
+            for handle in handles:
+                handle.remove()
+    return losses, len(seen.graphs)
+
+
+@pytest.mark.parametrize("kind", every_kind(torch.nn.Sequential(*[torch.nn.Linear(1, 1)] * 2), None, None))
+@pytest.mark.parametrize("part", ["forward", "step"])
+def test_hooks_that_each_step_registers_anew_are_one_version(part, kind):
+    def register(step, kinds):
+        return [kinds[kind]()]
+    want, _ = steps_with_hooks(None, register, 12)
+    got, graphs = steps_with_hooks(part, register, 12)
+    torch.testing.assert_close(got, want)
+    assert graphs == 1
+
+
+@pytest.mark.parametrize("register", [
+    lambda step, kinds: [kinds["forward"]() for _ in range(step % 3)],
+    lambda step, kinds: [kinds[("forward", "forward, arguments by name")[step % 2]](), kinds["forward"]()],
+    lambda step, kinds: [kinds[k]() for k in sorted(kinds)[::-1 if step % 2 else 1] if k != "optimizer"]])
+@pytest.mark.parametrize("part", ["forward", "step"])
+def test_other_hooks_in_each_step(part, register):
+    want, got = [steps_with_hooks(compiled, register, 8)[0] for compiled in (None, part)]
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("look", [
+    lambda hooks: next(iter(hooks)), lambda hooks: sum(hooks), lambda hooks: len(hooks), lambda hooks: [*hooks][-1],
+    lambda hooks: {**hooks}.popitem()[0], lambda hooks: max(hooks.copy()), lambda hooks: 7 in hooks])
+def test_the_numbers_of_hooks_are_guarded_where_a_program_looks_at_them(look):
+    model = torch.nn.Linear(2, 2)
+
+    def f(x):
+        return model(x), look(model._forward_hooks)
+    compiled = minicompile.compile(f, backend="eager")
+    for i in range(6):
+        model._forward_hooks.clear()
+        for n in (i + 5, i + 9) if i % 2 else (i + 3,):
+            model._forward_hooks[n] = lambda m, args, out: out * 2
+        (got, said), (want, told) = compiled(torch.ones(2)), f(torch.ones(2))
+        assert torch.equal(got, want) and said == told

@@ -30,10 +30,10 @@ from ..tracer import call, unsupported
 from ..values import (
     AbstractValue, Const, DictVal, ListVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal,
     ViewVal, boolean, const, is_unseen, lookup, python_method, user_error, user_errors)
-from ..wrap import as_python, entries, guard_keys, key_in, key_of, part, realize, wrap
+from ..wrap import as_python, counted, entries, guard_keys, has_number, key_in, key_of, part, realize, wrap
 
 for _kind in (TupleVal, ListVal, DictVal):
-    METHODS[_kind, "__len__"] = lambda tx, self: const(len(entries(tx, self)))
+    METHODS[_kind, "__len__"] = lambda tx, self: const(len(counted(tx, self)))
 METHODS.update({
     (SetVal, "__len__"): lambda tx, self: const(len(self.items)),
     (ViewVal, "__len__"): lambda tx, self: const(len(entries(tx, self.of))),
@@ -109,6 +109,8 @@ def store_in_list(tx, self, key, value):
 # %%
 @method(DictVal, "__contains__")
 def has_key(tx, self, key):
+    if (answer := has_number(tx, self, key)) is not None:
+        return boolean(answer)
     found = not is_missing(tx, self, key)
     if found:
         guard_keys(tx, self)

@@ -20,7 +20,7 @@ from ..tensors import call_tensor_method, emit
 from ..tracer import unsupported
 from ..values import (
     Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, ViewVal, const, lookup, user_error)
-from ..wrap import entries, order_of, realize, wrap
+from ..wrap import counted, entries, order_of, realize, wrap
 
 
 @METHODS.of((TupleVal, "__iter__"), (ListVal, "__iter__"))
@@ -34,7 +34,7 @@ def iterate_sequence(tx, self):
 @METHODS.of((DictVal, "__iter__"), (ViewVal, "__iter__"))
 def iterate_dict(tx, self):
     view = shown_by(self)
-    keys = list(entries(tx, view.of))
+    keys = list(counted(tx, view.of))
     return IterVal(it=entries_of(tx, view), over=self, unchanged=lambda: list(view.of.items) == keys)
 
 

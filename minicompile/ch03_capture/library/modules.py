@@ -34,7 +34,8 @@ def call_module(tx, module, *args, **kwargs):
     if issubclass(module.cls, torch.jit.ScriptModule):
         unsupported(tx, "a call of a TorchScript module")
     fields = {k: v.items for k, v in module.attrs.items() if k in HOOK_DICTS} if module.real is None else module.real.__dict__
-    tx.guards.add(None, "GLOBAL_HOOKS")
+    if not any(GLOBAL_HOOKS):                       # what reads them otherwise is inlined
+        tx.guards.add(None, "GLOBAL_HOOKS")
     around = lookup(module.cls, "_call_impl")
     if any(map(fields.get, HOOK_DICTS)) or any(GLOBAL_HOOKS) or around is not torch.nn.Module._call_impl:
         return call(tx, wrap(tx, around), [module, *args], kwargs)
