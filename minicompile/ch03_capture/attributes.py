@@ -429,7 +429,7 @@ def constant_attribute(tx, obj, name):
     if isinstance(value, types.BuiltinFunctionType):
         return wrap(tx, value)
     key = IN_MEMBER.get(name, name) if isinstance(real, enum.Enum) else None
-    if key in vars(real) and vars(real)[key] is value:
+    if key is not None and vars(real).get(key, MISSING) is value:
         return wrap(tx, value, FieldSource(source, key))
     return wrap(tx, value, part(AttrSource, source, name))
 

@@ -1,6 +1,6 @@
 """Doors: ways to what a program reads. Each is an expression, with the writes after which it may give another number (V)."""
 SETTING = """
-import array, collections, contextvars, copy, dataclasses, enum, functools, inspect, itertools, operator, os, string, sys, threading
+import abc, array, collections, contextvars, copy, dataclasses, enum, functools, inspect, itertools, operator, os, string, sys, threading
 import types, typing, weakref
 import numpy as np
 import torch
@@ -141,8 +141,20 @@ class Fmt:
     def __format__(self, s): return 'x' * self.v
     def __repr__(self): return 'r' * self.v
 fmt = Fmt()
+class Ab(abc.ABC): pass
+class Inst(type):
+    flag = 1
+    def __instancecheck__(cls, o): return cls.flag == 3
+class InstC(metaclass=Inst): pass
+@typing.runtime_checkable
+class Pro(typing.Protocol):
+    def zap(self): ...
 """
 DOORS = {
+    "int(isinstance(pobj, Ab))": ["Ab.register(P)"],
+    "int(issubclass(P, Ab)) + issubclass(P, (int, Ab))": ["Ab.register(P)"],
+    "int(isinstance(pobj, Pro))": ["P.zap = lambda s: 1"],
+    "int(isinstance(pobj, InstC))": ["Inst.flag = V"],
     "vars(type(pobj))['a']": ["P.a = V"],
     "P.__dict__['a']": ["P.a = V"],
     "vars(P).get('a')": ["P.a = V"],

@@ -1459,3 +1459,9 @@ class Fixed(Pair):
 def fields_of_named_tuples_that_a_class_replaces(x):
     p, q = Pair(1, 2), Fixed(a=3, b=4)
     return p, p.a, p[0], p.b, q, q.a, q.b, q._replace(b=5)[1], p._asdict(), x * p.a
+
+
+@program
+def names_of_functions_and_fields_of_the_interpreter(x):
+    return (torch.nn.functional.gelu.__name__, len.__name__, torch.relu.__name__, torch.add.__qualname__ is not None, [].append.__name__,
+            sys.flags.optimize, sys.version_info.major, sys.version_info[:1], sys.float_info.max, x)

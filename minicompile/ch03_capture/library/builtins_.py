@@ -7,6 +7,7 @@
 
 # %%
 import collections
+import abc
 import contextlib
 import functools
 import inspect
@@ -20,7 +21,7 @@ import types
 import torch
 
 from ...errors import SkipFrame
-from ..attributes import get_attribute, has_attribute, in_library, set_attribute
+from ..attributes import get_attribute, has_attribute, in_library, is_library_class, set_attribute
 from ..calls import HANDLED, guard_function, handles, refuse_finalizer
 from ..inputs import computed_number
 from ..interpreter import read_cell, read_local, unless_raised
@@ -28,7 +29,7 @@ from ..iterate import length, natively, next_value, unpack, values_of
 from ..operations import Deputy, binary, emit_float, fold, identical, later, printed, scalar_of, specialize, truth, unary
 from ..protocol import METHODS, special
 from ..tensors import emit
-from ..tracer import call, location, plain_python, unsupported
+from ..tracer import answer, call, location, plain_python, unsupported
 from ..values import (
     CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NONE, NotConstant, ObjVal, PartialVal, SliceVal,
     SuperVal, SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, const, describe, is_unseen, is_class, is_plain_tuple,
@@ -277,7 +278,7 @@ def folded(function):
     return lambda tx, *args, **kwargs: fold(tx, function, args, kwargs)
 
 
-for _function in (ord, chr, hex, bin, oct, int.from_bytes, str.maketrans, issubclass):
+for _function in (ord, chr, hex, bin, oct, int.from_bytes, str.maketrans):
     HANDLED[_function] = folded(_function)
 
 
@@ -501,9 +502,14 @@ def is_instance(tx, value, classes):
         return boolean(any(is_instance(tx, value, cls) is TRUE for cls in unpack(tx, classes)))
     classes = as_python(tx, classes)
     own, real = python_method(type(classes), "__instancecheck__"), getattr(value, "real", None)
-    if own and not in_library(sys.modules[own.__module__]) and value.cls is not classes:
+    if own and not (own.__module__ in sys.modules and in_library(sys.modules[own.__module__])) and value.cls is not classes:
         return boolean(truth(tx, call(tx, wrap(tx, own), [wrap(tx, classes), value])))
     try:
+        if getattr(classes, "_is_protocol", False):
+            for name in {name for base in classes.__mro__ for name in vars(base)}:
+                lookup(value.cls, name)
+        elif asks(classes) and value.cls not in tx.classes.made:
+            answer(tx, issubclass, value.cls, classes)
         if type(value) in (TensorVal, ObjVal) and real is not None:
             return boolean(isinstance(real, classes))
         return boolean(issubclass(value.cls, classes))
@@ -511,6 +517,32 @@ def is_instance(tx, value, classes):
         unsupported(tx, "isinstance() with a second argument that does not tell")
 
 
+# %% [markdown]
+# An abstract class of the program may be told of further classes (`register`), so it is asked again in each call. What a protocol asks for
+# are the names that it has, each of which is a search in a class.
+
+# %%
+def asks(cls) -> bool:
+    """Whether a class of the program may take another class for derived from it later."""
+    return isinstance(cls, abc.ABCMeta) and not is_library_class(cls)
+
+
+@handles(issubclass)
+def is_subclass(tx, cls, classes):
+    real = as_python(tx, cls)
+    if any(map(asks, real_classes := flat(as_python(tx, classes)))) and real not in tx.classes.made:
+        return boolean(any([answer(tx, issubclass, real, one) for one in real_classes]))
+    return fold(tx, issubclass, [cls, classes])
+
+
+def flat(classes) -> list:
+    return [cls for inside in classes for cls in flat(inside)] if isinstance(classes, tuple) else [classes]
+
+
+# %% [markdown]
+# Attributes by name.
+
+# %%
 @handles(getattr)
 def get_attr(tx, value, name, default=None):
     name = attribute_name(name)

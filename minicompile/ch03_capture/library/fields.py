@@ -243,8 +243,11 @@ def tuple_attribute(tx, value, name):
     if type(found) is FIELD:
         return realize(tx, value.items[found.__reduce__()[1][0]])
     if hasattr(cls, "n_sequence_fields") and isinstance(found, types.MemberDescriptorType):
-        positions = cls(range(cls.n_sequence_fields))
-        return realize(tx, value.items[getattr(positions, name)])
+        try:
+            index = getattr(cls(range(cls.n_sequence_fields)), name)
+        except TypeError:                        # nobody can make one, of which all fields have names: `sys.version_info`
+            index = [key for key, field in vars(cls).items() if type(field) is types.MemberDescriptorType].index(name)
+        return realize(tx, value.items[index])
     no_attributes_of_its_own(tx, value, name)
     if found is MISSING or name == "__class__" or isinstance(found, C_DESCRIPTORS):
         return plain_attribute(tx, value, name)
