@@ -74,11 +74,15 @@ def no_accessor(cls, name, kind):
 def empty_slot(tx, obj, name):
     """What reading a slot without a value raises."""
     cls = obj.cls
-    if name not in obj.attrs:
-        guard(tx, obj.source, "EMPTY_SLOT", name)
+    guard_empty(tx, obj, name)
     full = cls.__qualname__ if cls.__module__ == "__main__" else f"{cls.__module__}.{cls.__qualname__}"
     called = cls.__name__ if PYTHON < (3, 13) else full
     user_error(AttributeError, f"'{called}' object has no attribute '{name}'")
+
+
+def guard_empty(tx, obj, name):
+    if name not in obj.attrs:
+        guard(tx, obj.source, "EMPTY_SLOT", name)
 
 
 def own_fields(real) -> dict | None:
@@ -534,7 +538,8 @@ def store_attribute(tx, obj, name, value):
     if name in ("__class__", "__dict__"):
         unsupported(tx, f"assigning {name}")
     real, slot = own_fields(obj.real) or (), type(found) is types.MemberDescriptorType
-    own = obj.attrs[name] is not DELETED if name in obj.attrs else name in real or slot and obj.real is not None
+    filled = slot and obj.real is not None and not slot_is_empty(obj.real, name)
+    own = obj.attrs[name] is not DELETED if name in obj.attrs else name in real or filled
     if value is None and own and name not in obj.attrs and name in real:
         guard(tx, part(ItemSource, part(InstanceDictSource, obj.source), name), "TYPE_MATCH", type(real[name]))
     bare = not obj.cls.__dictoffset__ and obj.cls is not object
@@ -542,6 +547,7 @@ def store_attribute(tx, obj, name, value):
         user_error(AttributeError, f"'{obj.cls.__name__}' object attribute '{name}' is read-only", name=NONE)
     if value is None and not (own and has_attribute(tx, obj, name)):
         if slot:
+            guard_empty(tx, obj, name)
             user_error(AttributeError, name, name=NONE)
         guard_bare(tx, obj, name)
         no_attribute(obj.cls, name, SLOTS_ONLY if bare else "")

@@ -151,7 +151,7 @@ class SharedWorkspaces:
             self.replayed.record()
 
 
-def is_alone() -> bool:
+def is_only_thread() -> bool:
     """Is this the only thread that may call libraries? The threads of PyTorch's backward passes, which Python did not start, work
     while another waits."""
     started = [t for t in threading.enumerate() if not isinstance(t, threading._DummyThread) and not t.name.startswith("minicompile")]
@@ -195,7 +195,7 @@ class CudaRecorder:
             if self.pool is None:
                 self.pool = torch.cuda.graph_pool_handle()
             graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-            shared = None if is_alone() else SharedWorkspaces.of(torch.cuda.current_device())
+            shared = None if is_only_thread() else SharedWorkspaces.of(torch.cuda.current_device())
             if shared is None:
                 torch._C._cuda_clearCublasWorkspaces()
             else:

@@ -192,6 +192,31 @@ def slots_arguments(x, o, s):
     return o.a
 
 
+class AnsweringSlots:
+    __slots__ = ("a", "b")
+
+    def __init__(self, a):
+        self.a = a
+
+    def __getattr__(self, name):
+        if name in "ab":
+            return 7
+        raise AttributeError(name)
+
+
+@program(args=lambda: (AnsweringSlots(2),))
+def slots_without_a_value_are_not_there_to_be_deleted(x, o):
+    found = []
+    for s in o, AnsweringSlots(3):
+        for name in "a", "b", "a":
+            try:
+                delattr(s, name)
+            except AttributeError as e:
+                found.append(str(e))
+        found.append(s.a + s.b)
+    return x + 1, found
+
+
 @program(args=lambda: (OnlySlots(2, 3), Slots(1)))
 def slots_and_dictionaries(x, o, s):
     d = DerivedSlots(1)

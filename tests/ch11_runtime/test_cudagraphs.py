@@ -152,10 +152,10 @@ def test_threads_and_streams_of_a_gpu(streams):
 
 ALONE = """
 import threading, torch
-from minicompile.ch11_runtime.cudagraphs import is_alone
+from minicompile.ch11_runtime.cudagraphs import is_only_thread
 
 def answer(done=None):
-    found.append(is_alone())
+    found.append(is_only_thread())
 
 found, x, stop = [], torch.ones(1, requires_grad=True), threading.Event()
 answer()
@@ -191,11 +191,14 @@ def another_thread():
         thread.join()
 
 
+LONG = 1 << 13
+
+
 def products(count):
-    """Recorded products of matrices that need a workspace: few numbers of long sums."""
-    weights = [torch.randn(1 << 16, 64, device="cuda") for _ in range(count)]
-    functions = [GraphSet().wrap(lambda args, w=w: [args[0].t() @ w]) for w in weights]
-    x = torch.randn(1 << 16, 64, device="cuda")
+    """Recorded products of matrices that need a workspace, few numbers of long sums, many in a row, so that two recordings can overlap."""
+    weights = [torch.randn(LONG, 64, device="cuda") for _ in range(count)]
+    functions = [GraphSet().wrap(lambda args, w=w: [[args[0].t() @ w for _ in range(50)][-1]]) for w in weights]
+    x = torch.randn(LONG, 64, device="cuda")
     for f in functions:
         for _ in range(3):
             f([x.clone()])
@@ -217,7 +220,7 @@ def test_what_lies_where_a_workspace_was_is_not_overwritten():
     """The workspaces of recordings stay theirs if somebody else gives all of them back."""
     with another_thread():
         (f,), (w,) = products(1)
-    x = torch.randn(1 << 16, 64, device="cuda")
+    x = torch.randn(LONG, 64, device="cuda")
     want = x.t() @ w
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
@@ -233,7 +236,7 @@ def test_what_lies_where_a_workspace_was_is_not_overwritten():
 def test_graphs_that_share_a_workspace_take_turns():
     with another_thread():
         functions, weights = products(2)
-    inputs = [torch.randn(1 << 16, 64, device="cuda") for _ in weights]
+    inputs = [torch.randn(LONG, 64, device="cuda") for _ in weights]
     wants = [x.t() @ w for x, w in zip(inputs, weights)]
     streams = [torch.cuda.Stream() for _ in weights]
     torch.cuda.synchronize()

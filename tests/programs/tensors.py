@@ -34,7 +34,8 @@ def recurrent(kind, x, units, layers, dropout, ways):
     weights = [w for n in sizes for _ in range(ways) for w in (weight(rows, n), weight(rows, units), weight(rows), weight(rows))]
     h = x.new_zeros(layers * ways, x.shape[1], units)
     drop = dropout if x.device.type == "cpu" else 0.0             # cuDNN draws from a state of its own, which no seed sets back
-    return getattr(torch, kind)(x, (h, h) if kind == "lstm" else h, weights, True, layers, drop, dropout > 0, ways == 2, False)[0]
+    trains = dropout > 0 or x.device.type != "cpu"                # the only way that cuDNN's has derivatives
+    return getattr(torch, kind)(x, (h, h) if kind == "lstm" else h, weights, True, layers, drop, trains, ways == 2, False)[0]
 
 def hooked(f):
     def run(*args):
