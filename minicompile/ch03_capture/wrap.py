@@ -273,7 +273,8 @@ HOOKS = "_hooks", "_hooks_with_kwargs", "_hooks_always_called"           # how t
 
 
 def is_of_hooks(real, source) -> bool:
-    return bool(real) and source is not None and all(type(key) is int for key in real) and source.name().endswith(HOOKS)
+    named = type(real) in DICT_CLASSES and source is not None and source.name().endswith(HOOKS)
+    return named and bool(real) and all(type(key) is int for key in real)
 
 
 @BUILDERS.of(dict)
