@@ -33,8 +33,7 @@ def placeholder_name(source: Source) -> str:
 
 # %% [markdown]
 # `wrap_tensor` does this for one tensor. First it refuses what no fake can stand for: subclasses, sparse and
-# quantized tensors, those that a transform of `torch.func` has wrapped, and views that a write to their memory has made invalid for
-# autograd, since eager raises at their next use, whether its result is needed or not. (A tensor without a source was made at compile
+# quantized tensors, and those that a transform of `torch.func` has wrapped. (A tensor without a source was made at compile
 # time, and gets one in the entry's tuple of constants.) Then it decides which dimensions vary, writes the guard on the
 # metadata, with exactly these dimensions left open, and makes the fake, with a symbol in each of them. The placeholder and the
 # fake go into a `TensorVal`, and `of_fake` leads from a fake back to it, for whoever meets only the fake, as the
@@ -50,8 +49,6 @@ def wrap_tensor(tx, real, source):
         unsupported(tx, f"a tensor of layout {what}")
     if not has_memory(real):
         unsupported(tx, "a tensor that a transform of torch.func has wrapped")
-    if real.requires_grad and not has_history(real):
-        unsupported(tx, "a view that autograd refuses to use, because its memory was written")
     if source is None:
         source = constant_source(tx, real)
     dynamic = dynamic_dims(tx, real, source)
@@ -72,14 +69,6 @@ def wrap_tensor(tx, real, source):
         if isinstance(size, torch.SymInt):           # to ask is to guard
             bool(size >= low), high is None or bool(size <= high)
     return value
-
-
-def has_history(real: torch.Tensor) -> bool:
-    try:
-        real.grad_fn
-    except RuntimeError:
-        return False
-    return True
 
 
 # %% [markdown]

@@ -3115,19 +3115,3 @@ def test_whole_numbers_require_no_gradient(operand):
     x = torch.arange(3)
     said, result = minicompile.compile(f)(x)
     assert (said, result.tolist()) == (f(x)[0], [1, 2, 3])
-
-
-@pytest.mark.parametrize("use", [lambda v: v.sum(), lambda v: v[None]])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_view_that_a_write_made_invalid_raises_though_its_use_has_no_effect(use, backend):
-    def f(b, c):
-        b = b * c
-        view = b.split(2)[1]
-        print(end="")
-        b[0].mul_(2)
-        print(end="")
-        use(view)
-        return b + 1
-    for function in (f, minicompile.compile(f, backend=backend)):
-        with pytest.raises(RuntimeError, match="has been modified inplace"):
-            function(torch.ones(4), torch.tensor(2.0, requires_grad=True))
