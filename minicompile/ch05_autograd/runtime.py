@@ -199,7 +199,8 @@ def layout_of(t: torch.Tensor, form="of the output") -> tuple:
 # To raise it, one has to be on the way to every input, and a saved value that the region has computed
 # does not say which inputs it came from. Parameters can be asked of the engine's node. Where there are other inputs, the
 # region has one more output, the *anchor*. It is empty and it is saved, and nobody sees it. Autograd gives a saved
-# output back with the node that made it, and this one leads to all inputs. A region that has nothing else to save, and may run `once`, has it, too.
+# output back with the node that made it, and this one leads to all inputs. A region that has nothing else to save, and may run
+# `once`, has it, too.
 
 # %%
 def saved_tensors(ctx, reads: set[int], alive: bool) -> list[torch.Tensor]:

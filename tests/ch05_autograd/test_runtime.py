@@ -268,29 +268,6 @@ def test_enable_grad_inside_no_grad():
     assert torch.equal(x.grad, torch.full((3,), 2.0))
 
 
-@pytest.mark.parametrize("leaves", [True, False])
-@pytest.mark.parametrize("order", [[0, 0], [0, 1, 0], [1, 1], [0, 1, 2, 1]])
-def test_second_backward_where_only_eager_saves_something(order, leaves):
-    def f(x, y):
-        return (x * 2 + y).sum(), (y * 3).sum(), (x + y).sum()
-
-    def outcomes(f):
-        given = [torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)]
-        outputs, seen = f(*given if leaves else [t.view(3) for t in given]), []
-        for i in order:
-            try:
-                outputs[i].backward()
-                seen.append([None if t.grad is None else t.grad.tolist() for t in given])
-            except RuntimeError as error:
-                seen.append(str(error).split("(")[0])
-        return seen
-    assert outcomes(compile_function(f, [rand(3), rand(3)])) == outcomes(f)
-    alone = compile_function(lambda x: (x * 2).sum(), [rand(3)])(rand(3))[0]
-    alone.backward()
-    with pytest.raises(RuntimeError, match="second time"):
-        alone.backward()
-
-
 def test_aliased_inputs_with_a_write_are_refused():
     base = torch.zeros(4)
     with pytest.raises(Unsupported):

@@ -141,7 +141,8 @@ def navigation(book: links.Book, chapters: list[str], made: dict) -> list:
                            ("internals_map", "From torch.compile's internals")):
         if address in made:
             nav.append({title: f"{address}.md"})
-    nav.append({"API": ["api/index.md", *({pipeline.label(c): f"api/{c}.md"} for c in chapters)]})
+    nav.append({"API": ["api/index.md", *({made[a].title.removeprefix("API: "): f"{a}.md"} for a in made
+                                          if a.startswith("api/") and a != "api/index")]})
     return nav
 
 

@@ -299,7 +299,7 @@ def bars(rows: list[dict], name: str) -> str:
 # ---- API --------------------------------------------------------------------------------------------------
 
 def api(book: links.Book, chapters: list[str]) -> list[Page]:
-    """The public names, and one page per chapter with every function and class that has a docstring."""
+    """The public names, and a page or two per chapter with every function and class that has a docstring."""
     package = book.modules[names.PACKAGE]
     index = Page("api/index", "API")
     index.prose("# API\n\nWhat `import minicompile` offers. It mirrors `torch.compile`.")
@@ -312,17 +312,28 @@ def api(book: links.Book, chapters: list[str]) -> list[Page]:
         entry(index, name, f"{names.PACKAGE}.{name}", module, definition)
     made = [index]
     for chapter in chapters:
-        page = Page(f"api/{chapter}", f"API: {pipeline.label(chapter)}", chapter)
-        page.prose(f"# API of chapter {int(chapter[2:4])}: {pipeline.label(chapter)}")
-        for module in names.reading_order([m for m in book.modules.values() if m.chapter == chapter]):
-            listed = [(n, d) for n, d in module.definitions.items() if d.doc and d.kind in ("function", "class") and not n.startswith("_")]
-            if listed:
-                page.prose(f"## {module.name.removeprefix(names.PACKAGE + '.')}")
-            for name, definition in listed:
-                entry(page, name, f"{module.name}.{name}", module, definition, level="###")
-        made.append(page)
-    index.prose("## By chapter\n\n" + "\n".join(f"- [{pipeline.label(c)}]({c}.html)" for c in chapters))
+        modules = names.reading_order([m for m in book.modules.values() if m.chapter == chapter])
+        for part in ("", *sorted({part_of(m) for m in modules} - {""})):
+            title = pipeline.label(chapter) + (part and f", {part}")
+            page = Page(f"api/{chapter}{part and '_' + part}", f"API: {title}", chapter)
+            page.prose(f"# API of chapter {int(chapter[2:4])}: {title}")
+            for module in (m for m in modules if part_of(m) == part):
+                listed = [(n, d) for n, d in module.definitions.items()
+                          if d.doc and d.kind in ("function", "class") and not n.startswith("_")]
+                if listed:
+                    page.prose(f"## {module.name.removeprefix(names.PACKAGE + '.')}")
+                for name, definition in listed:
+                    entry(page, name, f"{module.name}.{name}", module, definition, level="###")
+            made.append(page)
+    listing = [f"- [{page.title.removeprefix('API: ')}]({page.address.removeprefix('api/')}.html)" for page in made[1:]]
+    index.prose("## By chapter\n\n" + "\n".join(listing))
     return made
+
+
+def part_of(module: names.Module) -> str:
+    """The package inside of a chapter that a module is in, whose many small functions have a page of their own; "" if none."""
+    parts = module.name.split(".")
+    return parts[2] if len(parts) > 3 else ""
 
 
 def entry(page: Page, name: str, dotted: str, module: names.Module, definition, level: str = "##"):
