@@ -4,8 +4,8 @@
 # From a Python function to a graph, without asking the function's author for anything. In reading order:
 #
 # 1. `hook.py` and `frame_hook.c` get hold of a frame before its first instruction runs;
-# 2. `values.py`, `interpreter.py` (with `binding.py`), `wrap.py` and `inputs.py`: the records that stand for objects, the
-#    machine that runs bytecode on them, and how an object of the program becomes such a record;
+# 2. `values.py` (with `exceptions.py` and `lookup.py`), `interpreter.py` (with `binding.py`), `wrap.py` and `inputs.py`: the
+#    records that stand for objects, the machine that runs bytecode on them, and how an object of the program becomes such a record;
 # 3. `tensors.py`, where the graph grows (`storage.py`: what a program sees of memory); `protocol.py`, how an operator
 #    finds its method; `attributes.py`, `iterate.py`, `operations.py`, `subscripts.py`, `methods.py` and `calls.py`, what
 #    Python means by `.`, `for`, `+`, `[]` and `()`; `library`, what has no bytecode to look at, one by one, among it

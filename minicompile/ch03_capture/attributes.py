@@ -21,12 +21,14 @@ from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import (
     AttrSource, ClassAttrSource, ConstantSource, FieldSource, InstanceDictSource, ItemSource, SlotSource, Source)
 from .effects import changed, touch
+from .exceptions import UserError, user_error
 from .interpreter import unless_raised
+from .lookup import MISSING, lookup, python_method
 from .tensors import tensor_attribute
 from .tracer import PYTHON, Tracer, call, constant_source, guard, read_once, unsupported, written_global
 from .values import (
-    AbstractValue, CONSTANT_TYPES, Const, DELETED, DictVal, Lazy, ListVal, MISSING, MethodName, MethodVal, NONE, NUMBERS,
-    ObjVal, SetVal, SymVal, Table, TensorVal, TupleVal, UserError, const, describe, is_class, lookup, python_method, user_error)
+    AbstractValue, CONSTANT_TYPES, Const, DELETED, DictVal, Lazy, ListVal, MethodName, MethodVal, NONE, NUMBERS, ObjVal,
+    SetVal, SymVal, Table, TensorVal, TupleVal, const, describe, is_class)
 from .wrap import entries, part, realize, wrap
 
 GETATTR = Table()

@@ -24,17 +24,18 @@ from ..ch02_guards.sources import AttrSource, ItemSource
 from ..errors import SkipFrame
 from .attributes import get_attribute, get_plainly, is_library_class, set_attribute, store_attribute
 from .effects import changed
+from .exceptions import user_error, user_errors
 from .interpreter import inline
 from .library.fields import NAMING
 from .library.graph_functions import call_graph_function, is_graph_function
 from .library.numpy_functions import call_numpy
+from .lookup import MISSING, lookup, python_method
 from .methods import call_handler, call_method
 from .operations import emit_float, fold
 from .tracer import CALLS, Tracer, call, constant_source, enter_namespace, is_library, location, plain_python, unsupported
 from .values import (
-    AbstractValue, BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MISSING, MethodName,
-    MethodVal, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, boolean, describe, lookup,
-    python_method, user_error, user_errors)
+    AbstractValue, BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MethodName,
+    MethodVal, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, boolean, describe)
 from .wrap import dict_contents, entries, guard_keys, is_made_per_call, part, wrap
 
 

@@ -35,21 +35,23 @@ from ..ch02_guards.identity import HEAP_TYPE, held
 from ..ch02_guards.sources import ClosureCellSource, InstanceDictSource, LocalSource, ModuleAttrSource
 from ..errors import SkipFrame, Unsupported, marked
 from . import opcodes, opcodes_calls  # noqa: F401 (they fill tables)
-from .library import (  # noqa: F401
-    builtins_, classes, containers, control_flow, fields, items, iterators, modules, regions, standard, tensor_attributes,
-    torch_functions)
-from .library.contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .attributes import own_fields
 from .binding import SUSPENDS
 from .effects import written_storages
 from .epilogue import AHEAD, Epilogue, expression, output_text, pool, refuse_to_leave, write_effects
+from .exceptions import UserError
 from .hook import EVALUATE
 from .inputs import fixed_marks, guard_counters, guard_sizes
 from .interpreter import Frame, StopTrace, has_cleanup, run_instructions
-from .operations import BRANCH_ON_VALUES
+from .library import (  # noqa: F401
+    builtins_, classes, containers, control_flow, fields, items, iterators, modules, regions, standard, tensor_attributes,
+    torch_functions)
+from .library.contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .library.graph_functions import OPERATORS
+from .lookup import MISSING, captures
+from .operations import BRANCH_ON_VALUES
 from .tracer import Globals, Tracer, location, step_of
-from .values import DictVal, Lazy, MISSING, ObjVal, SymVal, TensorVal, UserError, captures, describe
+from .values import DictVal, Lazy, ObjVal, SymVal, TensorVal, describe
 from .wrap import guard_unseen, is_fixed, realize, wrap
 
 

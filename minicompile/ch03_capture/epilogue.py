@@ -33,11 +33,12 @@ from ..errors import Unsupported
 from . import hook
 from .effects import difference_of_dicts, difference_of_lists, settled
 from .iterate import PLAIN_ITERATORS
+from .lookup import native_new
 from .tracer import Tracer, constant_source, globals_of, location
 from .values import (
     AbstractValue, ByIdentity, ByValue, CellVal, Const, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
     MethodName, MethodVal, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TracebackVal, TupleVal, ViewVal,
-    describe, is_unseen, like, native_new)
+    describe, is_unseen, like)
 
 
 @dataclass(eq=False)

@@ -51,11 +51,12 @@ from dataclasses import dataclass, field
 
 from ..errors import SkipFrame, Unsupported
 from .binding import bind
+from .exceptions import UserError, user_error
 from .hook import kept
 from .tracer import Tracer, location, say_where, unsupported
 from .values import (
-    AbstractValue, BIRTHS, DictVal, ExcVal, GenVal, IterVal, LASTI, NONE, NULL, NotConstant, TracebackVal, TupleVal, UserError, const,
-    dict_of, user_error)
+    AbstractValue, BIRTHS, DictVal, ExcVal, GenVal, IterVal, LASTI, NONE, NULL, NotConstant, TracebackVal, TupleVal, const,
+    dict_of)
 from .wrap import realize
 
 @dataclass(eq=False)

@@ -24,12 +24,13 @@
 import collections
 import itertools
 
+from .exceptions import interprets, user_error, user_errors
 from .interpreter import advance, unless_raised
+from .lookup import MISSING, lookup, python_method
 from .protocol import operate, special
 from .tracer import Tracer, unsupported
 from .values import (
-    AbstractValue, Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TupleVal, ViewVal, const, describe, interprets,
-    lookup, python_method, user_error, user_errors)
+    AbstractValue, Const, DictVal, GenVal, IterVal, ListVal, ObjVal, SetVal, TupleVal, ViewVal, const, describe)
 from .wrap import entries, realize
 
 

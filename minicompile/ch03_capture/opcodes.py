@@ -28,6 +28,7 @@ import builtins
 from ..ch02_guards.sources import DictGetSource, GlobalSource, InstanceDictSource, ItemSource, Source
 from .attributes import get_attribute, set_attribute
 from .effects import touch
+from .exceptions import user_error
 from .interpreter import instructions, jump, opcode, pop_many, read_cell, read_local, store_local
 from .iterate import iterate, next_value, unpack
 from .methods import call_method
@@ -35,8 +36,8 @@ from .operations import binary, compare, fold, identical, joined, later, truth, 
 from .subscripts import contains, delete_item, get_item, set_item
 from .tracer import PYTHON, call, globals_of, is_library, location, read_once, unsupported, writable_globals, written_global
 from .values import (
-    AbstractValue, CellVal, Const, DELETED, DictVal, ListVal, NONE, NULL, SetVal, SliceVal, TupleVal, boolean, const, describe,
-    user_error)
+    AbstractValue, CellVal, Const, DELETED, DictVal, ListVal, NONE, NULL, SetVal, SliceVal, TupleVal, boolean, const,
+    describe)
 from .wrap import keyed, wrap, wrap_constant
 
 

@@ -13,16 +13,18 @@ import torch
 
 from ..ch02_guards.sources import ItemSource
 from .attributes import get_attribute
-from .library.contexts import device_context
+from .exceptions import UserError, user_error
 from .interpreter import Leave, advance, handled_exception, instructions, jump, opcode, pop_many, unless_raised
 from .iterate import length, next_value, unpack
+from .library.contexts import device_context
+from .lookup import MISSING, lookup
 from .methods import call_method
 from .opcodes import constant_value
 from .operations import truth, unary
 from .tracer import PYTHON, call, constant_source, plain_python, unsupported
 from .values import (
-    Const, DictVal, ExcVal, FuncVal, GenVal, HandlingVal, ListVal, MISSING, NONE, NULL, ObjVal, TupleVal, UserError, boolean,
-    const, dict_of, is_class, lookup, user_error)
+    Const, DictVal, ExcVal, FuncVal, GenVal, HandlingVal, ListVal, NONE, NULL, ObjVal, TupleVal, boolean, const, dict_of,
+    is_class)
 from .wrap import as_python, guard_keys, realize, wrap
 
 

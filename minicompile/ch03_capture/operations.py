@@ -21,15 +21,16 @@ import torch
 
 from ..ch01_graphs.floats import OPERATIONS
 from ..ch01_graphs.shapes import float_function
+from .exceptions import INTERPRETING, user_error, user_errors
 from .inputs import computed_number
 from .iterate import length, unpack
+from .lookup import MISSING, captures, lookup, python_method
 from .protocol import METHODS, as_dict, special
 from .tensors import emit, to_arg, wrap_result
 from .tracer import Tracer, call, location, unsupported
 from .values import (
-    AbstractValue, BIRTHS, Const, DictVal, INTERPRETING, Identity, ListVal, MISSING, MethodVal, NONE, NUMBERS, NUMPY_SCALARS,
-    NotConstant, ObjVal, SetVal, SymVal, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_unseen,
-    lookup, python_method, captures, unseen, user_error, user_errors)
+    AbstractValue, BIRTHS, Const, DictVal, Identity, ListVal, MethodVal, NONE, NUMBERS, NUMPY_SCALARS, NotConstant, ObjVal,
+    SetVal, SymVal, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_unseen, unseen)
 from .wrap import as_python, dict_contents, entries, realize, wrap, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",

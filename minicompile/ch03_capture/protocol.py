@@ -10,8 +10,9 @@
 # kind. The functions of `iterate.py` and `subscripts.py` only know what Python does when there is no such method.
 
 # %%
+from .lookup import python_method
 from .tracer import Tracer, call, unsupported
-from .values import AbstractValue, DictVal, ExcVal, IterVal, ListVal, NONE, ObjVal, Table, TupleVal, python_method
+from .values import AbstractValue, DictVal, ExcVal, IterVal, ListVal, NONE, ObjVal, Table, TupleVal
 from .wrap import dict_contents, wrap
 
 # (kind of value, name) -> function(tx, self, *args, **kwargs): values in, a value or None out. Of a binary operator, None means

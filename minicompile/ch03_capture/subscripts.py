@@ -12,11 +12,12 @@
 import operator
 import types
 
+from .exceptions import user_error
 from .iterate import values_of
 from .operations import equal, fold, truth
 from .protocol import operate, special
 from .tracer import Tracer, unsupported
-from .values import AbstractValue, DictVal, NotConstant, TensorVal, describe, user_error
+from .values import AbstractValue, DictVal, NotConstant, TensorVal, describe
 from .wrap import as_python, guard_missing, key_in
 
 

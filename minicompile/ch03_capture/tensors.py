@@ -28,12 +28,14 @@ from ..ch02_guards.guards import class_lookup
 from ..ch02_guards.sources import AttrSource
 from ..errors import Unsupported, marked
 from ..tables import Table
+from .exceptions import user_error
 from .library.tensor_names import METADATA, READ_FROM_INPUT, REFUSED_METHODS, TAKES_SIZES, VIEW_ATTRIBUTES
+from .lookup import MISSING
 from .storage import STRIDED, check_strided, guard_not_a_view, guard_views, taken_without_gradients
 from .tracer import Tracer, guard, location, say_where, step_of, unsupported
 from .values import (
-    AbstractValue, BIRTHS, Const, DictVal, ListVal, MISSING, MethodName, NONE, NUMPY_SCALARS, ObjVal, SliceVal, SymVal,
-    TensorVal, TupleVal, as_number, const, describe, user_error)
+    AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, ObjVal, SliceVal, SymVal, TensorVal,
+    TupleVal, as_number, const, describe)
 from .wrap import entries, realize, wrap, wrap_constant
 
 

@@ -16,7 +16,7 @@
 # `frames` has two entries for a while, and `x` becomes a placeholder of `graph`, with an entry in `tensors` that
 # says where the compiled function will find it.
 #
-# What belongs together has a record of its own. That of classes, `Classes`, is in `values.py`, where classes are searched.
+# What belongs together has a record of its own. That of classes, `Classes`, is in `lookup.py`, where classes are searched.
 
 # %%
 import bisect
@@ -38,7 +38,9 @@ from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.sources import AttrSource, ConstantSource, GlobalsSource, InstanceDictSource, Source
 from ..errors import SkipFrame, Unsupported
 from .effects import Effects
-from .values import AbstractValue, Classes, ObjVal, Table, interprets, user_error
+from .exceptions import interprets, user_error
+from .lookup import Classes
+from .values import AbstractValue, ObjVal, Table
 
 PYTHON = sys.version_info[:2]
 

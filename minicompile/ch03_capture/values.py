@@ -36,7 +36,6 @@ import functools
 import itertools
 import re
 import sys
-import traceback
 import types
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,11 +43,12 @@ from typing import Any
 import numpy
 import torch
 
-from ..ch02_guards.guards import MISSING, class_lookup  # noqa: F401 (MISSING is one of the values)
-from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import Source
-from ..errors import StrictError, Unsupported
 from ..tables import Table  # noqa: F401 (of handlers by kind of value)
+
+
+class NotConstant(Exception):
+    """A value that should be made of constants is not."""
 
 
 @dataclass(eq=False)
@@ -532,110 +532,6 @@ LITERALS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), t
 SINGLETONS = (type(None), bool, type(Ellipsis), type(NotImplemented))
 CONSTANT_TYPES = frozenset(LITERALS + (
     torch.dtype, torch.device, torch.layout, torch.memory_format, range, types.CodeType)) | IMMUTABLE
-
-
-# %% [markdown]
-# ## Python exceptions of the traced program
-#
-# `UserError` carries an exception that the *traced* program raises, through the interpreter's own Python
-# frames, to the interpreter frame whose exception table covers it. It must not be confused with
-# `Unsupported`, which is ours.
-#
-# Much of the time Python itself does the work, and calls the interpreter back now and then: a sort asks which item is smaller.
-# What Python raises there is the program's, what the interpreter raises is ours. `user_errors` tells them apart
-# by the traceback, in which a function that goes on interpreting is marked with `interprets`.
-
-# %%
-class NotConstant(Exception):
-    """A value that should be made of constants is not."""
-
-
-class UserError(Exception):
-    def __init__(self, exc: ExcVal):
-        super().__init__(exc.cls.__name__)
-        self.exc = exc
-
-
-def user_error(cls, *args, **attributes):
-    """Raise `cls(*args)` in the traced program; args are values or constants, attributes are values."""
-    args = [a if isinstance(a, AbstractValue) else const(a) for a in args]
-    raise UserError(ExcVal(cls=cls, args=args, attrs=attributes))
-
-
-INTERPRETING: set = set()            # codes of functions
-
-
-def interprets(function):
-    INTERPRETING.add(function.__code__)
-    return function
-
-
-class user_errors:
-    """What Python raises inside, the traced program raises. (A generator as a context would be held by the traceback of
-    what it catches, and hold it: see `Unsupported`.)"""
-
-    def __enter__(self):
-        pass
-
-    def __exit__(self, kind, error, trace):
-        if isinstance(error, Exception) and not isinstance(error, (Unsupported, UserError, NotConstant, StrictError)) and \
-                not any(frame.f_code in INTERPRETING for frame, _ in traceback.walk_tb(trace)):
-            user_error(type(error), *error.args)
-
-
-# %% [markdown]
-# ## Classes
-#
-# What a value can do is decided by the class of the object it stands for. `lookup` reads a class without
-# running anything: it ignores metaclasses and leaves descriptors as they are.
-#
-# A program may replace a method of a class between two calls, or give a class one that it did not have. So
-# each search in a class that a `class` statement made is noted, with its answer, also when nothing was found;
-# when the trace ends, `capture` turns each into a `CLASS_ATTR` guard. The guards cost little: they are looked
-# at again only after some class has changed (`stable.py` in chapter 2).
-
-# %%
-@dataclass(eq=False)
-class Classes:
-    """What a trace asks of classes. found: (class, name) -> what a search found; data: (class, name) of data that is guarded by itself,
-    where it is read; told_apart: classes of objects that the program asked to tell apart: by `is`, `id`, or as keys; made: those
-    that the trace has made."""
-    found: dict = field(default_factory=dict)
-    data: set = field(default_factory=set)
-    told_apart: set = field(default_factory=set)
-    made: set = field(default_factory=set)
-
-
-captures: list = [Classes()]         # in progress
-
-
-def lookup(cls: type, name: str):
-    """The attribute as it lies in the dictionary of the first class that has it, or MISSING. `capture` guards
-    the answer."""
-    found = class_lookup(cls, name)
-    if cls.__flags__ & HEAP_TYPE:
-        captures[-1].found[cls, name] = found
-    return found
-
-
-def python_method(cls: type, name: str):
-    """The method of a class if it is written in Python, so that it can be inlined; else None."""
-    found = lookup(cls, name)
-    return found if isinstance(found, types.FunctionType) else None
-
-
-def is_plain_tuple(cls: type) -> bool:
-    """Whether tuples of this class are looked at as a `TupleVal` is: by no code of the program."""
-    return cls is tuple or cls.__hash__ is not None and not any(python_method(cls, name) for name in TUPLE_METHODS)
-
-
-TUPLE_METHODS = ("__len__", "__iter__", "__getitem__", "__bool__", "__reversed__", "__contains__", "__hash__", "__getattr__",
-                 "__getattribute__", "__setattr__", "__call__", "__enter__", "__index__", "count", "index")
-
-
-def native_new(cls: type):
-    """The nearest `__new__` that is written in C: it makes an instance without any code of the program."""
-    return next(new for base in cls.__mro__ if type(new := vars(base).get("__new__")) is types.BuiltinFunctionType)
 
 
 def is_class(value) -> bool:

@@ -32,12 +32,14 @@ from ..ch02_guards.sources import (
     AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource, ListItemSource, ModuleAttrSource,
     NthSource, Source, TupleItemSource)
 from ..ch02_guards.torch_guards import CHILD_DICTS
+from .exceptions import user_error
 from .inputs import varies, wrap_dynamic_number, wrap_tensor
+from .lookup import captures, is_plain_tuple, lookup, native_new, python_method
 from .tracer import Tracer, call, constant_source, guard, location, unsupported
 from .values import (
     AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, DictVal, ExcVal, FuncVal, Identity, Lazy, ListVal,
     MethodName, MethodVal, NUMBERS, NotConstant, ObjVal, PartialVal, SINGLETONS, SetVal, SliceVal, SymVal, Table, TensorVal,
-    TupleVal, const, describe, is_plain_tuple, like, lookup, native_new, python_method, captures, is_unseen, unseen, user_error)
+    TupleVal, const, describe, is_unseen, like, unseen)
 
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
                types.MethodDescriptorType,

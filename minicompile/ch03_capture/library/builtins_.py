@@ -23,17 +23,18 @@ import torch
 from ...errors import SkipFrame
 from ..attributes import get_attribute, has_attribute, in_library, is_library_class, set_attribute
 from ..calls import HANDLED, guard_function, handles, refuse_finalizer
+from ..exceptions import user_error, user_errors
 from ..inputs import computed_number
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import length, natively, next_value, unpack, values_of
+from ..lookup import MISSING, is_plain_tuple, lookup, python_method
 from ..operations import Deputy, binary, emit_float, fold, identical, later, printed, scalar_of, specialize, truth, unary
 from ..protocol import METHODS, special
 from ..tensors import emit
 from ..tracer import answer, call, location, plain_python, unsupported
 from ..values import (
-    CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NONE, NotConstant, ObjVal, PartialVal, SliceVal,
-    SuperVal, SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, const, describe, is_unseen, is_class, is_plain_tuple,
-    lookup, python_method, user_error, user_errors)
+    CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal, PartialVal, SliceVal,
+    SuperVal, SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, const, describe, is_class, is_unseen)
 from ..wrap import as_python, guard_keys, is_made_per_call, wrap
 from .containers import dict_update, result_of, set_of, sort_values, stop_iteration
 

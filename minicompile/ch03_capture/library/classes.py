@@ -20,14 +20,15 @@ import types
 
 from ..attributes import SETATTR, attributes_of
 from ..calls import handles
+from ..exceptions import user_error, user_errors
 from ..interpreter import inline
 from ..iterate import unpack
+from ..lookup import MISSING, lookup
 from ..opcodes_calls import named_values
 from ..protocol import METHODS
 from ..tracer import unsupported
 from ..values import (
-    AbstractValue, BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, const, describe, dict_of, lookup,
-    user_error, user_errors)
+    AbstractValue, BuiltinVal, CellVal, Const, DictVal, FuncVal, NONE, ObjVal, TupleVal, const, describe, dict_of)
 from ..wrap import as_python, wrap
 
 METACLASSES = (type, abc.ABCMeta)

@@ -16,6 +16,7 @@ import torch
 
 from ..attributes import get_attribute, has_attribute
 from ..effects import touch
+from ..exceptions import user_error, user_errors
 from ..interpreter import advance, unless_raised
 from ..iterate import next_value, unpack, values_of
 from ..operations import Deputy, binary, deputies, specialize, truth
@@ -23,8 +24,8 @@ from ..protocol import METHODS, as_dict, method
 from ..subscripts import delete_item, get_item, index_of, is_missing, set_item
 from ..tracer import call, unsupported
 from ..values import (
-    AbstractValue, Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, TRUE, TracebackVal,
-    TupleVal, ViewVal, boolean, const, describe, is_class, user_error, user_errors)
+    AbstractValue, Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, TRUE,
+    TracebackVal, TupleVal, ViewVal, boolean, const, describe, is_class)
 from ..wrap import as_python, entries, guard_keys, key_of, keyed, order_of, realize
 
 

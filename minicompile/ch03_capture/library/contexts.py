@@ -19,10 +19,11 @@ from torch.utils._device import DeviceContext
 from ..attributes import attributes_of
 from ..calls import HANDLED, handles
 from ..epilogue import pool, reconstructs
+from ..exceptions import user_errors
 from ..protocol import METHODS
 from ..tensors import finish_node
 from ..tracer import CALLS, Tracer, call, unsupported
-from ..values import BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, AbstractValue, const, user_errors
+from ..values import AbstractValue, BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, const
 from ..wrap import BUILDERS, wrap, wrap_parts
 from .builtins_ import refused
 

@@ -23,14 +23,15 @@ from ...ch02_guards.guards import class_lookup
 from ...ch02_guards.sources import AttrSource
 from ..attributes import C_DESCRIPTORS, SETATTR, attributes_of, bind_attribute, bind_to_class, get_attribute, no_attribute
 from ..effects import changed
+from ..exceptions import user_error
 from ..inputs import computed_number
 from ..interpreter import read_cell
+from ..lookup import MISSING, lookup, python_method
 from ..operations import scalar_of, specialize
 from ..tracer import guard, unsupported
 from ..values import (
-    BuiltinVal, CellVal, Const, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MISSING, MethodName, MethodVal, NONE, PartialVal,
-    SetVal, SliceVal, SuperVal, SymVal, TracebackVal, TupleVal, ViewVal, boolean, const, describe, dict_of, is_class, lookup, python_method,
-    user_error)
+    BuiltinVal, CellVal, Const, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MethodName, MethodVal, NONE, PartialVal,
+    SetVal, SliceVal, SuperVal, SymVal, TracebackVal, TupleVal, ViewVal, boolean, const, describe, dict_of, is_class)
 from ..wrap import realize, wrap
 
 FIELDS = {

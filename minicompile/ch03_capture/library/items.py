@@ -21,15 +21,17 @@ import torch
 from ...ch02_guards.sources import CallSource
 from ..attributes import store_in_dict
 from ..effects import touch, written_storages
+from ..exceptions import user_error, user_errors
 from ..iterate import unpack, values_of
+from ..lookup import lookup, python_method
 from ..operations import binary, compare, equal, fold, truth
 from ..protocol import METHODS, as_dict, method, special
 from ..subscripts import contains, index_of, is_missing, set_item
 from ..tensors import emit, tensor_shape
 from ..tracer import call, unsupported
 from ..values import (
-    AbstractValue, Const, DictVal, ListVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal,
-    ViewVal, boolean, const, is_unseen, lookup, python_method, user_error, user_errors)
+    AbstractValue, Const, DictVal, ListVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TensorVal,
+    TupleVal, ViewVal, boolean, const, is_unseen)
 from ..wrap import as_python, counted, entries, guard_keys, has_number, key_in, key_of, part, realize, wrap
 
 for _kind in (TupleVal, ListVal, DictVal):

@@ -13,13 +13,14 @@ import collections
 import enum
 
 from ..calls import handles
+from ..exceptions import user_error
 from ..iterate import length, natively, unpack
+from ..lookup import MISSING, lookup
 from ..protocol import METHODS, method, operate
 from ..subscripts import get_item
 from ..tensors import call_tensor_method, emit
 from ..tracer import unsupported
-from ..values import (
-    Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, ViewVal, const, lookup, user_error)
+from ..values import Const, DictVal, GenVal, IterVal, ListVal, ObjVal, SetVal, TensorVal, TupleVal, ViewVal, const
 from ..wrap import counted, entries, order_of, realize, wrap
 
 

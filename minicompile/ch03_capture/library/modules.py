@@ -15,8 +15,10 @@ from ...ch02_guards.torch_guards import CHILD_DICTS, GLOBAL_HOOKS, HOOK_DICTS, M
 from ..attributes import get_attribute, guard_bare, no_attribute, store_attribute
 from ..calls import HANDLED, NAMED, handles
 from ..effects import changed, touch
+from ..exceptions import user_error
+from ..lookup import lookup
 from ..tracer import call, guard, unsupported
-from ..values import NONE, ObjVal, TensorVal, const, describe, lookup, user_error
+from ..values import NONE, ObjVal, TensorVal, const, describe
 from ..wrap import BUILDERS, part, realize, wrap
 
 

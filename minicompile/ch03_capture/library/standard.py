@@ -42,16 +42,18 @@ from ...ch02_guards.sources import AttrSource, CallSource
 from ..attributes import get_attribute
 from ..calls import BY_CODE, HANDLED, OBJECT_METHODS, REAL_CALLS, handles, inline_code, inline_function, refuse_weak
 from ..effects import effect_free
+from ..exceptions import user_errors
 from ..interpreter import handled_exception, read_cell, read_local, unless_raised
 from ..iterate import iterate, unpack, values_of
+from ..lookup import captures, python_method
 from ..methods import call_method
 from ..operations import Deputy, equal, fold, truth
 from ..protocol import METHODS, method, special
 from ..subscripts import contains, set_item
 from ..tracer import answer, call, constant_source, guard, location, plain_python, unsupported
 from ..values import (
-    BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal,
-    SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, is_class, python_method, captures, user_errors)
+    BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NONE, NotConstant,
+    ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, is_class)
 from ..wrap import key_of, part, realize, wrap
 from .builtins_ import folded, function_of, refused
 

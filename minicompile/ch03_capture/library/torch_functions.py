@@ -19,14 +19,15 @@ from ... import marks
 from ...ch01_graphs.shapes import expr_of
 from ...ch01_graphs.symbolic import present
 from ..calls import HANDLED, REAL_CALLS, call, handles
+from ..effects import call_later
+from ..exceptions import user_errors
 from ..iterate import unpack
 from ..methods import call_method
 from ..operations import fold, truth
-from ..effects import call_later
 from ..tensors import emit, is_pointwise, run_fake, to_arg, wrap_result
 from ..tracer import answer, guard, is_library, line_of, unsupported
 from ..values import (
-    AbstractValue, Const, DictVal, FALSE, ListVal, NONE, NotConstant, SymVal, TensorVal, TupleVal, boolean, const, user_errors)
+    AbstractValue, Const, DictVal, FALSE, ListVal, NONE, NotConstant, SymVal, TensorVal, TupleVal, boolean, const)
 from ..wrap import as_python, wrap, wrap_constant
 from .builtins_ import folded, refused
 from .graph_functions import call_graph_function, name_device

@@ -1,0 +1,60 @@
+# %% [markdown]
+# # Looking things up in classes
+#
+# What a value can do is decided by the class of the object it stands for. `lookup` reads a class without
+# running anything: it ignores metaclasses and leaves descriptors as they are.
+#
+# A program may replace a method of a class between two calls, or give a class one that it did not have. So
+# each search in a class that a `class` statement made is noted, with its answer, also when nothing was found;
+# when the trace ends, `capture` turns each into a `CLASS_ATTR` guard. The guards cost little: they are looked
+# at again only after some class has changed (`stable.py` in chapter 2).
+
+# %%
+import types
+from dataclasses import dataclass, field
+
+from ..ch02_guards.guards import MISSING, class_lookup  # noqa: F401 (MISSING is an answer of `lookup`)
+from ..ch02_guards.identity import HEAP_TYPE
+
+
+@dataclass(eq=False)
+class Classes:
+    """What a trace asks of classes. found: (class, name) -> what a search found; data: (class, name) of data that is guarded by itself,
+    where it is read; told_apart: classes of objects that the program asked to tell apart: by `is`, `id`, or as keys; made: those
+    that the trace has made."""
+    found: dict = field(default_factory=dict)
+    data: set = field(default_factory=set)
+    told_apart: set = field(default_factory=set)
+    made: set = field(default_factory=set)
+
+
+captures: list = [Classes()]         # in progress
+
+
+def lookup(cls: type, name: str):
+    """The attribute as it lies in the dictionary of the first class that has it, or MISSING. `capture` guards
+    the answer."""
+    found = class_lookup(cls, name)
+    if cls.__flags__ & HEAP_TYPE:
+        captures[-1].found[cls, name] = found
+    return found
+
+
+def python_method(cls: type, name: str):
+    """The method of a class if it is written in Python, so that it can be inlined; else None."""
+    found = lookup(cls, name)
+    return found if isinstance(found, types.FunctionType) else None
+
+
+def is_plain_tuple(cls: type) -> bool:
+    """Whether tuples of this class are looked at as a `TupleVal` is: by no code of the program."""
+    return cls is tuple or cls.__hash__ is not None and not any(python_method(cls, name) for name in TUPLE_METHODS)
+
+
+TUPLE_METHODS = ("__len__", "__iter__", "__getitem__", "__bool__", "__reversed__", "__contains__", "__hash__", "__getattr__",
+                 "__getattribute__", "__setattr__", "__call__", "__enter__", "__index__", "count", "index")
+
+
+def native_new(cls: type):
+    """The nearest `__new__` that is written in C: it makes an instance without any code of the program."""
+    return next(new for base in cls.__mro__ if type(new := vars(base).get("__new__")) is types.BuiltinFunctionType)
