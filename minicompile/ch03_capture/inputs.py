@@ -20,6 +20,7 @@ from ..ch01_graphs.floats import free_names
 from ..ch01_graphs.shapes import expr_of
 from ..ch02_guards.torch_guards import TensorSpec
 from ..ch02_guards.sources import CallSource, ComputedSource, ConstantSource, DictGetSource, ItemSource, LocalSource, Source
+from .exceptions import user_errors
 from .tracer import constant_source, guard, location, unsupported
 from .values import AbstractValue, SymVal, TensorVal, const
 
@@ -203,11 +204,14 @@ def computed_number(tx, function, *values) -> AbstractValue:
     """function(*values), an integer, of numbers of which some are symbolic. function: a builtin, or one of `math` or of `int`."""
     numbers, env = tuple([expr_of(v.sym) if type(v) is SymVal else v.value for v in values]), tx.symbols.env
     names = sorted(set().union(*map(free_names, numbers)))
-    if env.frozen or not tx.symbols.sources.keys() >= set(names):
-        return const(function(*[v.value for v in values]))
+    fixed = env.frozen or not tx.symbols.sources.keys() >= set(names)
+    with user_errors():
+        result = function(*([v.value for v in values] if fixed else map(env.hint, numbers)))
+    if fixed:
+        return const(result)
     prefix = "__math." if getattr(function, "__module__", None) == "math" else ""
     source = ComputedSource(prefix + function.__qualname__, numbers, tuple((name, tx.symbols.sources[name]) for name in names))
-    return wrap_dynamic_number(tx, function(*map(env.hint, numbers)), source)
+    return wrap_dynamic_number(tx, result, source)
 
 
 # %% [markdown]

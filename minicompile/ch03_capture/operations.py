@@ -134,8 +134,7 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
             return binary(tx, power[0], a, const(power[1]))
         small = symbol == "**" and type(b) is Const and type(b.value) is int and 0 <= b.value < 8
         if classes == {int} and symbol in BIT_OPERATORS and not small:
-            with user_errors():
-                return computed_number(tx, getattr(int, f"__{name}__"), a, b)
+            return computed_number(tx, getattr(int, f"__{name}__"), a, b)
         if classes != {int} or symbol not in SIZE_OPERATORS and not small:
             return binary(tx, symbol, specialize(a), specialize(b), inplace)
     if kinds <= PLAIN:

@@ -28,17 +28,17 @@ from ..inputs import computed_number
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import length, natively, next_value, unpack, values_of
 from ..lookup import MISSING, is_plain_tuple, lookup, python_method
-from ..operations import Deputy, binary, emit_float, fold, identical, later, printed, scalar_of, specialize, truth, unary
+from ..operations import Deputy, binary, fold, identical, later, printed, specialize, truth
 from ..protocol import METHODS, special
-from ..tensors import emit
 from ..tracer import answer, call, location, plain_python, unsupported
 from ..values import (
     CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal, PartialVal, SliceVal,
     SuperVal, SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, const, describe, is_class, is_unseen)
 from ..wrap import as_python, guard_keys, is_made_per_call, wrap
 from .containers import dict_update, result_of, set_of, sort_values, stop_iteration
+from .numbers import ONE, ZERO
 
-ZERO, ONE, EMPTY = const(0), const(1), TupleVal()
+EMPTY = TupleVal()
 
 
 # %% [markdown]
@@ -91,74 +91,8 @@ def make_range(tx, *args):
 
 
 # %% [markdown]
-# ## Numbers and strings
+# ## Texts
 #
-# A conversion has three cases. A tensor has no number at compile time, so it breaks the graph. A symbolic number
-# stays one if the conversion keeps its kind. An object of the program may have a method for it, `__int__` for
-# example, which is traced. What is left are constants, for which the function itself is called.
-
-# %%
-@handles(int)
-def to_int(tx, value=ZERO, *base):
-    value = as_number(value)
-    if type(value) is TensorVal:
-        unsupported(tx, "int() of a tensor")
-    if type(value) is SymVal:
-        return scalar_of(value, None) if value.number is int else whole_number(tx, int, value)
-    return own_conversion(tx, value, "__int__", "__index__", "__trunc__") or fold(tx, int, [value, *base])
-
-
-def whole_number(tx, rounding, value: SymVal):
-    """rounding(value) of a symbolic number."""
-    if value.cls is not float:
-        return value if value.cls is int else fold(tx, rounding, [value])
-    with user_errors():
-        return computed_number(tx, rounding, value)
-
-
-def own_conversion(tx, value, *names):
-    """The number that a class of the program makes of its object, or None."""
-    for name in names:
-        if (result := special(tx, value, name)) is not None:
-            return result
-
-
-def rounds(rounding, method):
-    def handler(tx, value):
-        return whole_number(tx, rounding, value) if type(value) is SymVal else \
-            own_conversion(tx, value, method) or fold(tx, rounding, [value])
-    return handler
-
-
-def of_integers(function):
-    """The handler of a function of `math` that gives an integer for integers."""
-    def handler(tx, *args):
-        if not any(type(a) is SymVal for a in args) or {a.cls for a in args} != {int}:
-            return fold(tx, function, args)
-        with user_errors():
-            return computed_number(tx, function, *args)
-    return handler
-
-
-HANDLED.update({math.trunc: rounds(math.trunc, "__trunc__"), math.floor: rounds(math.floor, "__floor__"),
-                math.ceil: rounds(math.ceil, "__ceil__"),
-                **{f: of_integers(f) for f in (math.isqrt, math.gcd, math.lcm, math.comb, math.perm, math.factorial)}})
-HANDLED.update({
-    complex: lambda tx, *args: args and own_conversion(tx, args[0], "__complex__") or fold(tx, complex, args),
-})
-
-
-@handles(float)
-def to_float(tx, value=ZERO):
-    value = as_number(value)
-    if type(value) is TensorVal:
-        unsupported(tx, "float() of a tensor")
-    if type(value) is SymVal:
-        return scalar_of(value, None) if value.number is float else emit_float(tx, "float", [value])
-    return own_conversion(tx, value, "__float__", "__index__") or fold(tx, float, [value])
-
-
-# %% [markdown]
 # `str(x)` of an object asks its class for a method written in Python, and traces it. Containers are harder, since
 # `str([a, b])` calls `repr` of each item from inside of C. So the real function is called, on a container in which
 # what has a text of its own is a deputy. `printable` builds that container, item by item.
@@ -314,35 +248,11 @@ def handle_hash(tx, value):
 
 
 # %% [markdown]
-# The functions that are left are written with the operators of `operations.py`, item by item, so that each step
+# What asks for all items is written with the operators of `operations.py`, item by item, so that each step
 # may be on tensors, symbols or objects. `max` is Python's own, with deputies for keys: over symbolic numbers it asks a question for
-# each comparison, and each answer is a guard.
-#
-# Of a symbol and a number that are equal it takes the symbol.
+# each comparison, and each answer is a guard. Of a symbol and a number that are equal it takes the symbol.
 
 # %%
-@handles(abs)
-def absolute(tx, value):
-    if type(value) is TensorVal:
-        return emit(tx, "call_function", torch.abs, [value], {})
-    return unary(tx, "abs", value)
-
-
-@handles(round)
-def rounded(tx, value, digits=None):
-    if type(value) is TensorVal:
-        return emit(tx, "call_function", torch.round, [value], {} if digits is None else {"decimals": digits})
-    more = [] if digits in (None, NONE) else [digits]
-    if type(value) is SymVal and not more:
-        return whole_number(tx, round, value)
-    if type(value) is SymVal and value.cls is float:
-        if type(digits) is Const and type(digits.value) is int:
-            return emit_float(tx, "round", [value, digits])
-    if more and type(digits) is Const and value.cls is float and (made := later(tx, float, round, [value, digits])) is not None:
-        return made
-    return special(tx, value, "__round__", *more) or fold(tx, round, [value, *more])
-
-
 @handles(sum)
 def total(tx, items, start=ZERO):
     if start.cls in (str, bytes, bytearray):
@@ -353,22 +263,6 @@ def total(tx, items, start=ZERO):
 @handles(math.prod)
 def product(tx, items, *, start=ONE):
     return functools.reduce(lambda a, b: binary(tx, "*", a, b), values_of(tx, items), start)
-
-
-def power(tx, base, exp, mod=NONE):
-    if mod is NONE:
-        return binary(tx, "**", base, exp)
-    if SymVal in map(type, (base, exp, mod)) and {v.cls for v in (base, exp, mod)} == {int}:
-        with user_errors():
-            return computed_number(tx, pow, base, exp, mod)
-    return special(tx, base, "__pow__", exp, mod) or fold(tx, pow, [base, exp, mod])
-
-
-def divided(tx, a, b):
-    result = special(tx, a, "__divmod__", b) or special(tx, b, "__rdivmod__", a)
-    if result is None and SymVal in (type(a), type(b)) and {a.cls, b.cls} <= {int, float}:
-        return TupleVal(items=[binary(tx, "//", a, b), binary(tx, "%", a, b)])
-    return result or fold(tx, divmod, [a, b], reason=f"divmod() of {describe(a)} and {describe(b)}")
 
 
 def max_or_min(function):
@@ -385,8 +279,6 @@ def max_or_min(function):
 
 HANDLED.update({
     bool: lambda tx, value=FALSE: boolean(truth(tx, value)),
-    divmod: divided,
-    pow: power,
     any: lambda tx, items: boolean(any(truth(tx, v) for v in values_of(tx, items))),
     all: lambda tx, items: boolean(all(truth(tx, v) for v in values_of(tx, items))),
     min: max_or_min(min),

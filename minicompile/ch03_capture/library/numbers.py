@@ -1,0 +1,108 @@
+# %% [markdown]
+# # Numbers
+#
+# A conversion has three cases. A tensor has no number at compile time, so it breaks the graph. A symbolic number
+# stays one if the conversion keeps its kind. An object of the program may have a method for it, `__int__` for
+# example, which is traced. What is left are constants, for which the function itself is called.
+
+# %%
+import math
+
+import torch
+
+from ..calls import HANDLED, handles
+from ..inputs import computed_number
+from ..operations import binary, emit_float, fold, later, scalar_of, unary
+from ..protocol import special
+from ..tensors import emit
+from ..tracer import unsupported
+from ..values import Const, NONE, SymVal, TensorVal, TupleVal, as_number, const, describe
+
+ZERO, ONE = const(0), const(1)
+
+
+def whole_number(tx, rounding, value: SymVal):
+    """rounding(value) of a symbolic number."""
+    if value.cls is float:
+        return computed_number(tx, rounding, value)
+    return value if value.cls is int else fold(tx, rounding, [value])
+
+
+def own_conversion(tx, value, *names):
+    """The number that a class of the program makes of its object, or None."""
+    return next((made for name in names if (made := special(tx, value, name)) is not None), None)
+
+
+def conversion(kind, of_symbol, *methods):
+    """The handler of `int` or `float`. of_symbol: what it is of a symbolic number of the other kind."""
+    def handler(tx, value=ZERO, *base):
+        value = as_number(value)
+        if type(value) is TensorVal:
+            unsupported(tx, f"{kind.__name__}() of a tensor")
+        if type(value) is SymVal:
+            return scalar_of(value, None) if value.number is kind else of_symbol(tx, value)
+        return own_conversion(tx, value, *methods) or fold(tx, kind, [value, *base])
+    return handler
+
+
+def rounds(rounding, method):
+    def handler(tx, value):
+        return whole_number(tx, rounding, value) if type(value) is SymVal else \
+            own_conversion(tx, value, method) or fold(tx, rounding, [value])
+    return handler
+
+
+def of_integers(function):
+    """The handler of a function that gives an integer for integers."""
+    def handler(tx, *args):
+        symbolic = any(type(a) is SymVal for a in args) and {a.cls for a in args} == {int}
+        return computed_number(tx, function, *args) if symbolic else fold(tx, function, args)
+    return handler
+
+
+# %% [markdown]
+# The functions of two numbers are the operators, as far as there are any, and ask a class of the program for its method.
+
+# %%
+@handles(abs)
+def absolute(tx, value):
+    if type(value) is TensorVal:
+        return emit(tx, "call_function", torch.abs, [value], {})
+    return unary(tx, "abs", value)
+
+
+@handles(round)
+def rounded(tx, value, digits=None):
+    if type(value) is TensorVal:
+        return emit(tx, "call_function", torch.round, [value], {} if digits is None else {"decimals": digits})
+    more = [] if digits in (None, NONE) else [digits]
+    if type(value) is SymVal and not more:
+        return whole_number(tx, round, value)
+    if type(value) is SymVal and value.cls is float:
+        if type(digits) is Const and type(digits.value) is int:
+            return emit_float(tx, "round", [value, digits])
+    if more and type(digits) is Const and value.cls is float and (made := later(tx, float, round, [value, digits])) is not None:
+        return made
+    return special(tx, value, "__round__", *more) or fold(tx, round, [value, *more])
+
+
+def power(tx, base, exp, mod=NONE):
+    if mod is NONE:
+        return binary(tx, "**", base, exp)
+    return special(tx, base, "__pow__", exp, mod) or of_integers(pow)(tx, base, exp, mod)
+
+
+def divided(tx, a, b):
+    result = special(tx, a, "__divmod__", b) or special(tx, b, "__rdivmod__", a)
+    if result is None and SymVal in (type(a), type(b)) and {a.cls, b.cls} <= {int, float}:
+        return TupleVal(items=[binary(tx, "//", a, b), binary(tx, "%", a, b)])
+    return result or fold(tx, divmod, [a, b], reason=f"divmod() of {describe(a)} and {describe(b)}")
+
+
+HANDLED.update({
+    int: conversion(int, lambda tx, value: whole_number(tx, int, value), "__int__", "__index__", "__trunc__"),
+    float: conversion(float, lambda tx, value: emit_float(tx, "float", [value]), "__float__", "__index__"),
+    complex: lambda tx, *args: args and own_conversion(tx, args[0], "__complex__") or fold(tx, complex, args),
+    math.trunc: rounds(math.trunc, "__trunc__"), math.floor: rounds(math.floor, "__floor__"), math.ceil: rounds(math.ceil, "__ceil__"),
+    **{f: of_integers(f) for f in (math.isqrt, math.gcd, math.lcm, math.comb, math.perm, math.factorial)},
+    divmod: divided, pow: power})
