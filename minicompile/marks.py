@@ -113,7 +113,7 @@ def mark_dynamic(tensor, dim, *, min=None, max=None) -> None:
     setattr(tensor, DYNAMIC, {**getattr(tensor, DYNAMIC, {}), **{d % tensor.dim(): bounds for d in dims}})
 
 
-def mark_disabled(function, run_disabled, reason=None):
+def mark_disabled(function, run_disabled, reason):
     """A wrapper that calls `function` through `run_disabled` and carries the mark, with a reason."""
     @passed_over
     def disabled(*args, **kwargs):

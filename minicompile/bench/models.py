@@ -212,13 +212,13 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """`forward(images, labels)`: float [batch, 3, H, W] and int64 [batch] give (logits [batch, classes],
+    """`forward(images, labels)`: float [batch, 3, H, W] and int64 [batch] give (logits [batch, 10],
     mean loss)."""
 
     # A multiply-add counts twice. He et al. give 3.8e9, with the stride in the 1x1 layer.
     FORWARD_FLOPS_224 = 2 * 4.09e9
 
-    def __init__(self, classes: int = 10):
+    def __init__(self):
         super().__init__()
         layers, inputs = [], 64
         for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
@@ -228,7 +228,7 @@ class ResNet50(nn.Module):
         self.conv, self.bn = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
         self.pool = nn.MaxPool2d(3, 2, 1)
         self.layers = nn.Sequential(*layers)
-        self.fc = nn.Linear(inputs, classes)
+        self.fc = nn.Linear(inputs, 10)
         for m in self.modules():
             if isinstance(m, nn.Conv2d):
                 nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")

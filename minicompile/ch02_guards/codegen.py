@@ -251,7 +251,7 @@ def parted(guards, belongs) -> tuple[list, list]:
 # before the first, which answers with its roots.
 
 # %%
-def check_text(guards, inputs, written=()) -> CheckText:
+def check_text(guards, inputs, written) -> CheckText:
     guards, result = list(guards), CheckText()
     varying = varying_attributes(guards, written)
     scope, first, second = Scope(place, varying), {}, {}
@@ -421,7 +421,7 @@ def call_namespace(code, function, args, constants) -> dict:
     return namespace
 
 
-def read_source(source, code, function, args, constants=()):
+def read_source(source, code, function, args, constants):
     """The value behind a source for this call, or None when it cannot be read."""
     try:
         return eval(source.text(), call_namespace(code, function, args, constants))
@@ -434,7 +434,7 @@ def failing_guard(guards, code, function, args, constants=()):
     return next(failing_guards(guards, code, function, args, constants), None)
 
 
-def failing_guards(guards, code, function, args, constants=()):
+def failing_guards(guards, code, function, args, constants):
     """(guard, explanation) of each guard that does not hold for this call."""
     namespace = call_namespace(code, function, args, constants)
     emitter, known = Emitter(frozenset(), constants=namespace), {}

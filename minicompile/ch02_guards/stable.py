@@ -295,7 +295,7 @@ class Plan:
 # answered, and then numbers the places: arguments first, then classes and functions, then what lies in things.
 
 # %%
-def make_memo(scope: Scope, roots, looks, outputs=()):
+def make_memo(scope: Scope, roots, looks, outputs):
     """A memo with the arguments `roots` (sources), which answers the values of `outputs`. looks: as `looks_of`
     gives them. The places of the classes and functions among them follow the arguments."""
     plan = Plan(scope, {source: number for number, source in enumerate(roots)})

@@ -117,7 +117,9 @@ def object_attribute(tx, obj, name):
 
 
 def get_plainly(tx, obj, name):
-    """object.__getattribute__(obj, name)"""
+    """object.__getattribute__(obj, name), which for what is no `ObjVal` is the only way."""
+    if type(obj) is not ObjVal:
+        return get_attribute(tx, obj, name)
     found = found_attribute(tx, obj, name)
     if found is None:
         guard_bare(tx, obj, name)
@@ -452,16 +454,8 @@ def source_of_function(tx, obj) -> Source:
 # %% [markdown]
 # ## Writing attributes
 #
-# `store_attribute` is `object.__setattr__`: descriptors first, then the instance. `set_attribute` asks the
-# class before.
-#
 # `set_attribute` looks into a table for the kind of value. For an object the class may have its own
 # `__setattr__`, and then this is called. PyTorch's modules have one (`library/modules.py`).
-#
-# `store_attribute` is reached when no class objects. A property calls its setter, and a descriptor its
-# `__set__`. Otherwise the value goes into `attrs`, in front of the real object, which stays as it is until
-# the epilogue. Deleting is writing a marker. If there is nothing to delete, Python's own error is raised,
-# with Python's words.
 
 # %%
 def set_attribute(tx: Tracer, obj: AbstractValue, name: str, value: AbstractValue | None):
@@ -520,10 +514,17 @@ def written_in_class(tx, cls, name: str) -> AbstractValue | None:
 
 
 # %% [markdown]
-# What no class objects to is written by `store_attribute`.
+# `store_attribute` is `object.__setattr__`, which is reached when no class objects: descriptors
+# first, then the instance. A property calls its setter, and a descriptor its
+# `__set__`. Otherwise the value goes into `attrs`, in front of the real object, which stays as it is until
+# the epilogue. Deleting is writing a marker. If there is nothing to delete, Python's own error is raised,
+# with Python's words.
 
 # %%
 def store_attribute(tx, obj, name, value):
+    """object.__setattr__(obj, name, value), or `__delattr__` when value is None; for what is no `ObjVal` the only way."""
+    if type(obj) is not ObjVal:
+        return set_attribute(tx, obj, name, value)
     found, arguments = lookup(obj.cls, name), [] if value is None else [value]
     if is_property(found):
         setter = found.fdel if value is None else found.fset

@@ -22,7 +22,7 @@ from ..ch01_graphs.floats import MATH
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ItemSource
 from ..errors import SkipFrame
-from .attributes import get_attribute, get_plainly, is_library_class, set_attribute, store_attribute
+from .attributes import get_attribute, get_plainly, is_library_class, store_attribute
 from .effects import changed
 from .exceptions import user_error, user_errors
 from .interpreter import inline
@@ -309,10 +309,9 @@ def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue
 
 
 OBJECT_METHODS = {
-    "__setattr__": lambda tx, self, name, value: (store_attribute if type(self) is ObjVal else set_attribute)(tx, self, name.value, value),
-    "__delattr__": lambda tx, self, name: (store_attribute if type(self) is ObjVal else set_attribute)(tx, self, name.value, None),
-    "__getattribute__": lambda tx, self, name: get_plainly(tx, self, name.value) if type(self) is ObjVal
-    else get_attribute(tx, self, name.value),
+    "__setattr__": lambda tx, self, name, value: store_attribute(tx, self, name.value, value),
+    "__delattr__": lambda tx, self, name: store_attribute(tx, self, name.value, None),
+    "__getattribute__": lambda tx, self, name: get_plainly(tx, self, name.value),
     "__init__": lambda tx, self, *args: NONE,
     "__eq__": lambda tx, self, other: boolean(self is other),
     "__ne__": lambda tx, self, other: boolean(self is not other)}

@@ -207,7 +207,7 @@ def break_reason(error) -> cap.BreakReason:
                            getattr(error, "position", None), advice.for_break(error.reason))
 
 
-def source_with_caret(location, position=None) -> list:
+def source_with_caret(location, position) -> list:
     """The source line of a location, and a line with carets under the expression at `position`."""
     line = linecache.getline(location.filename, location.lineno).rstrip("\n")
     text = line.lstrip()

@@ -459,7 +459,7 @@ def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained
 
 
 def build_function(joint: Joint, halves: Partition, forward: Callable, backward: Backward,
-                   anchored: bool = True, again: Again | str = "it was compiled without its program") -> type[torch.autograd.Function]:
+                   anchored: bool, again: Again | str) -> type[torch.autograd.Function]:
     """The autograd.Function of a partitioned graph. `apply(*inputs)` gives results and written values (and the anchor)."""
     region = Region(joint, halves, forward, backward, anchored, again)
     backward = functools.partial(hook.run, None, run_backward, region)      # a program may call it; it is not captured

@@ -315,7 +315,7 @@ def without_order_of_parts(before: dict[int, set[int]], steps: dict[int, Kernel 
 
 # %%
 def make_lists(program: Program, steps: dict[int, Kernel | Extern], order: list[Kernel | Extern],
-               mixed: bool = True) -> tuple[dict[int, Kernel | Extern], dict[int, set[int]]] | None:
+               mixed: bool) -> tuple[dict[int, Kernel | Extern], dict[int, set[int]]] | None:
     """The same steps with lists in the place of equal kernels, each at the position of its first piece, and what each needs; None
     if there are no lists. order: the steps as they would run without. mixed: join lists of different bodies on a CPU."""
     shapes: dict[int, Shape] = {}

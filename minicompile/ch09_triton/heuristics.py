@@ -96,7 +96,7 @@ def added(x: int) -> Config:
 # (37 and 41).
 
 # %%
-def reduction_config(xnumel: int, rnumel: int, inner: bool, passes: int, live: int, sums: int = 1, draws: bool = False) -> Config:
+def reduction_config(xnumel: int, rnumel: int, inner: bool, passes: int, live: int, sums: int, draws: bool) -> Config:
     """`passes`: how often a looped kernel would run along the row. `live`: full-size values that are alive
     at once, about. `sums`: values that are accumulated, each in a tile of its own. `draws`: whether random numbers are drawn."""
     return along_rows(xnumel, rnumel, passes, live, draws) if inner else down_columns(xnumel, rnumel, passes, sums)

@@ -502,7 +502,7 @@ def devices_of(tensors: list) -> list[torch.device | None]:
     return [t.device if isinstance(t, torch.Tensor) else None for t in tensors]
 
 
-def make_recording(g: GraphedCallable, args: list, static: list[int], dropped=()) -> Recording:
+def make_recording(g: GraphedCallable, args: list, static: list[int], dropped) -> Recording:
     """Record `g.fn` on `args`, with placeholders for every tensor that is not static. Nothing has been
     computed when it returns. dropped: the positions of outputs that nobody has kept until this call; they are lent."""
     fixed = set(static)

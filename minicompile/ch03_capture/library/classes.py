@@ -90,7 +90,7 @@ def build_class(tx, body, name, *bases, metaclass=None, **keywords):
     return make_class(tx, name, bases, namespace, metaclass, keywords, cell)
 
 
-def make_class(tx, name, bases, namespace, metaclass=None, keywords=None, cell=None):
+def make_class(tx, name, bases, namespace, metaclass, keywords, cell=None):
     reals = tuple(b.real for b in bases)
     metas = {type(b) for b in reals} | ({metaclass.real} if metaclass is not None else set())
     if keywords or not metas <= set(METACLASSES) or not all(plain_base(b) for b in reals):

@@ -251,7 +251,7 @@ def adaptive_avg_pool2d_backward(grad, x):
 # Output pixel `i` reads input pixel `floor(i * scale)`: an index map that is data only in name.
 
 # %%
-def _source(out, size, scale, like, exact=False):
+def _source(out, size, scale, like, exact):
     """The input position for each of `out` output positions, as eager computes it: in float32."""
     ratio = struct.unpack("f", struct.pack("f", 1.0 / scale if scale else size / out))[0]
     steps = iota(out, like).to(torch.float32)
@@ -259,7 +259,7 @@ def _source(out, size, scale, like, exact=False):
     return torch.clamp(place, max=size - 1)
 
 
-def _nearest(x, output_size, scales, exact=False):
+def _nearest(x, output_size, scales, exact):
     n = len(output_size)
     if not _concrete(*x.shape[2:], *output_size):
         return NotImplemented

@@ -165,7 +165,7 @@ def all_(x, dim=None, keepdim=False):
 # subtracts the largest element first, as softmax does, and has to take care where that element is infinite.
 
 # %%
-def moments(x, dim=None, correction=None, keepdim=False):
+def moments(x, dim, correction, keepdim):
     """(variance, mean) over dims, in float32 for half inputs."""
     correction = 1 if correction is None else correction
     return aten.var_mean.correction(widen(x), dims_of(dim, x.dim()), correction=correction, keepdim=keepdim)

@@ -10,7 +10,7 @@ from .recording import collect
 
 
 @contextlib.contextmanager
-def explored(path: str, say=print):
+def explored(path: str):
     """While the block runs, every graph's host program has clocks; afterwards the page of the slowest frame is written."""
     found, clocks = Findings("script"), {}
     try:
@@ -19,7 +19,7 @@ def explored(path: str, say=print):
     finally:
         slowest = slowest_frame(found, clocks)
         if slowest is None:
-            say(f"minicompile: {path} is not written: no compiled graph ran.")
+            print(f"minicompile: {path} is not written: no compiled graph ran.")
         else:
             name, part, seconds, all_seconds = slowest
             measured = Measured(steps_of(part, clocks), device="cuda" if any(c.cuda for c in clocks.values()) else "cpu")
@@ -28,7 +28,7 @@ def explored(path: str, say=print):
             recording.summary["in the script"] = (f"{seconds:.3g} s in the graphs of this frame, of {all_seconds:.3g} s in all compiled "
                                                   f"graphs; {len({code for code, _ in found.frames})} frames were compiled")
             pathlib.Path(path).write_text(render(recording), encoding="utf-8")
-            say(f"minicompile: {path} shows {name}, the slowest frame: {seconds:.3g} of {all_seconds:.3g} s in compiled graphs.")
+            print(f"minicompile: {path} shows {name}, the slowest frame: {seconds:.3g} of {all_seconds:.3g} s in compiled graphs.")
 
 
 def frame_key(code) -> tuple:
