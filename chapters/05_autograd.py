@@ -1214,7 +1214,7 @@ for name, function in (
 # into the list of arguments, and the compiled code empties that list and frees each tensor after its last
 # use:
 #
-# %show minicompile.ch05_autograd.runtime.take_saved "arguments = tensors" to "ctx.maybe_clear"
+# %show minicompile.ch05_autograd.region.take_saved "arguments = tensors" to "ctx.maybe_clear"
 #
 # Among the saved values are sizes, too, if shapes vary. `save_for_backward` takes tensors alone, so numbers are kept in
 # `ctx.numbers`, and `region.numbers` says in which places they belong. PyTorch's
@@ -1246,7 +1246,7 @@ print("shape {}, strides {}, {} bytes of memory".format(*seen[0]))
 # is therefore compared with what was expected, and copied if it differs. (`is_lazy` is true of a tensor whose memory does
 # not hold its values, for example because a conjugation or a negation is still pending. It is copied as well.)
 #
-# %show minicompile.ch05_autograd.runtime.match_tangent
+# %show minicompile.ch05_autograd.region.match_tangent
 #
 # **Tangents that never come.** A model that returns its features and a loss is usually differentiated through
 # the loss alone, and the tangent of the features is None. To put a tensor of zeros in its place is right, and
@@ -1278,7 +1278,7 @@ for words, gm in (("both tangents", backward), ("only the loss", only_loss)):
 #
 # The function that joins the halves in the real compiler has a line for each of these, and a few more: for
 # inputs that the program writes, for saved-tensor hooks, for two losses that share a region.
-# [`runtime.py`](code:minicompile/ch05_autograd/runtime.py) explains each where it stands. From outside, all
+# [`region.py`](code:minicompile/ch05_autograd/region.py) explains each where it stands. From outside, all
 # of it is one node:
 
 # %%

@@ -2450,7 +2450,7 @@ if __name__ == "__main__":
 #
 # - `program`: [](ref:minicompile.ch11_runtime.host.compile_schedule). Memory that is planned, launches without Python's
 #   detours, CUDA graphs.
-# - `in_autograd`: [](ref:minicompile.ch05_autograd.runtime.build_function). Aliases of inputs, gradients of
+# - `in_autograd`: [](ref:minicompile.ch05_autograd.region.build_function). Aliases of inputs, gradients of
 #   gradients, tensors that changed in between.
 
 # %% [markdown] tags=["page"]

@@ -29,7 +29,8 @@ import torch
 from torch import fx
 
 from . import logs
-from .ch05_autograd.runtime import compile_training, interpret_aten
+from .ch05_autograd.callables import interpret_aten
+from .ch05_autograd.runtime import compile_training
 from .ch06_decompositions.decompose import decompose
 from .ch07_loops.lower import lower
 from .ch07_loops.verify import verify

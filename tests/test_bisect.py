@@ -18,7 +18,7 @@ from torch import nn
 
 import minicompile
 from minicompile import backends, stances
-from minicompile.ch05_autograd import runtime
+from minicompile.ch05_autograd import callables, region
 from minicompile.ch06_decompositions import table
 from minicompile.ch07_loops import reference, table as lowerings
 from minicompile.ch10_cpp import ops
@@ -87,8 +87,8 @@ def test_capture(bisect, monkeypatch):
 
 
 def test_gradient(bisect, monkeypatch):
-    real = runtime.match_tangent
-    monkeypatch.setattr(runtime, "match_tangent", lambda t, *layout: real(t, *layout) * 2)
+    real = region.match_tangent
+    monkeypatch.setattr(region, "match_tangent", lambda t, *layout: real(t, *layout) * 2)
     found = bisect(program)(*arguments())
     assert (found.rung, found.before) == ("aot_eager", "eager") and found.nodes <= 2 and ".grad" in found.largest.where
     assert "requires_grad_()" in open(found.path).read()
@@ -140,8 +140,8 @@ def test_module_with_state_keeps_it(bisect, monkeypatch):
 
 
 def test_only_at_the_second_call(bisect, monkeypatch):
-    real, count = runtime.interpret, itertools.count()
-    monkeypatch.setattr(runtime, "interpret", lambda *a: [t + (next(count) > 0) for t in real(*a)])
+    real, count = callables.interpret, itertools.count()
+    monkeypatch.setattr(callables, "interpret", lambda *a: [t + (next(count) > 0) for t in real(*a)])
     found = bisect(lambda x: x.sin())(torch.randn(3))
     assert (found.rung, found.nodes) == ("aot_eager", 1) and found.largest.where.startswith("call 2")
     assert "for _ in range(2)" in open(found.path).read()

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.floats import Float, free_names
 from ..ch01_graphs.symbolic import Expr, Symbol
-from ..ch05_autograd.runtime import picker
+from ..ch05_autograd.callables import picker
 from ..ch07_loops.ir import Buffer, Layout, Program, Value, Values, View, remake, written_by
 from ..ch08_fusion.fuse import Schedule
 from ..ch08_fusion.kernel import Kernel, KernelList, Piece

@@ -3,7 +3,8 @@ import torch
 from torch import fx
 
 from minicompile.ch01_graphs.fake import FakeMode
-from minicompile.ch05_autograd.runtime import compile_training, interpret_aten
+from minicompile.ch05_autograd.callables import interpret_aten
+from minicompile.ch05_autograd.runtime import compile_training
 
 
 def compile_function(fn, inputs, compile_aten=interpret_aten, stage=compile_training):

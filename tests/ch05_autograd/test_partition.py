@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from helpers import compile_function, run_and_grads
 from torch import fx
 
+from minicompile.ch05_autograd.callables import interpret_aten
 from minicompile.ch05_autograd.cleanup import is_random
 from minicompile.ch05_autograd.joint import trace_joint
 from minicompile.ch05_autograd.maxflow import Network, add_edge, add_vertex, maximum_flow, sink_side
@@ -158,8 +159,6 @@ def test_a_widened_value_is_saved_in_its_narrow_form():
 
 
 def test_max_pool_saves_one_byte_per_window():
-    from minicompile.ch05_autograd.runtime import compile_training, interpret_aten
-    from minicompile.ch06_decompositions.decompose import decompose
     stage = lambda gm, fakes, compile_aten: compile_training(gm, fakes, interpret_aten, decompose)
     x = rand(2, 4, 16, 16)
     for kernel, stride, padding, dilation in ((3, 2, 1, 1), (2, 2, 0, 1), (3, 1, 1, 1), (3, 2, 1, 2)):

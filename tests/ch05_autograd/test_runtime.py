@@ -11,7 +11,8 @@ from torch import fx
 import minicompile
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.shapes import ShapeEnv
-from minicompile.ch05_autograd.runtime import compile_training, interpret_aten
+from minicompile.ch05_autograd.callables import interpret_aten
+from minicompile.ch05_autograd.runtime import compile_training
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.errors import Unsupported
 

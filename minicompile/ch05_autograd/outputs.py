@@ -1,0 +1,72 @@
+# %% [markdown]
+# # Outputs
+#
+# To the engine the results have to look as eager's (`as_new`). None of them may be a view that was made in here, because it forbids
+# writing to one: a detached alias is none, and has the same version counter. And when the program writes to the real part of a complex
+# tensor that is no view, the engine takes the place where that begins in memory for a number of real elements. So it must be zero.
+
+# %%
+from typing import Any, Callable, Sequence
+
+import torch
+
+from .callables import with_grad_mode
+from .joint import Constant, Input, Joint, Result, ViewOf, depends_on_sizes, resolve
+
+
+def complex_results(joint: Joint) -> list[int]:
+    return [i for i, node in enumerate(joint.gm.graph.output_node().args[0][:joint.results]) if node.meta["val"].is_complex()]
+
+
+def as_new(results: Sequence, complex_ones: list[int]) -> tuple:
+    """The `results` of a graph as tensors that an operator has made."""
+    if complex_ones:
+        results = [r.clone() if i in complex_ones and r.storage_offset() else r for i, r in enumerate(results)]
+    return tuple([r.detach() if isinstance(r, torch.Tensor) and r._is_view() else r for r in results])
+
+
+# %% [markdown]
+# `finish`, the last step of a call, has two jobs. It copies into the inputs what the program wrote to them, which the graph has returned as
+# values. And it makes the outputs by their recipes: a result as it is, an input, a constant, or a view that is
+# taken step by step from one of these. What kind of recipe it is, and whether its numbers depend on sizes, is known
+# when the graph is compiled; `maker` decides it then, and each call only does what is left.
+
+# %%
+def build_finish(joint: Joint) -> Callable[[Sequence, Sequence], tuple]:
+    """`finish(results, inputs) -> outputs`, the last step of every call."""
+    if joint.recipes == [Result(k) for k in range(joint.results)] and not joint.written:
+        return lambda results, inputs: tuple(results[:joint.results])
+    makers = [maker(recipe, joint.symbols) for recipe in joint.recipes]
+
+    def finish(results, inputs):
+        for offset, i in enumerate(joint.written):
+            inputs[i].copy_(results[joint.results + offset])
+        return tuple([make(results, inputs) for make in makers])
+
+    return finish
+
+
+def maker(recipe: Constant | Result | Input | ViewOf, symbols: dict) -> Callable[[Sequence, Sequence], Any]:
+    """`make(results, inputs)`: the output that `recipe` describes."""
+    if isinstance(recipe, Result):
+        return lambda results, inputs: results[recipe.index]
+    if isinstance(recipe, Input):
+        return lambda results, inputs: inputs[recipe.index]
+    if isinstance(recipe, Constant):
+        return lambda results, inputs: resolve(recipe.value, symbols, inputs)
+    base = maker(recipe.of, symbols)
+    steps = [(step, depends_on_sizes(step.args)) for step in recipe.steps]
+
+    def view(tensor, inputs):
+        for step, by_size in steps:
+            args = resolve(step.args, symbols, inputs) if by_size else step.args
+            tensor = step.target(tensor, *args, **step.kwargs)
+            tensor = tensor if step.index is None else tensor[step.index]
+        return tensor
+
+    def make(results, inputs):
+        tensor = base(results, inputs)
+        if recipe.detach:
+            tensor = tensor.detach()
+        return with_grad_mode(False, view, tensor, inputs) if recipe.no_grad else view(tensor, inputs)
+    return make

@@ -1,0 +1,391 @@
+# %% [markdown]
+# # At run time
+#
+# One `torch.autograd.Function` joins the two compiled graphs to the autograd engine: its forward calls the
+# compiled forward and saves what the partitioner chose, its backward calls the compiled backward. To the
+# engine the whole region is a single node.
+#
+# What surrounds it keeps the promises that a function makes to its caller in eager: inputs that it modifies
+# are modified, outputs that alias inputs or each other do so, flags and strides are the same. All of it is
+# decided at compile time; a call pays only for what it uses.
+
+# %%
+import contextvars
+import functools
+import threading
+from collections import Counter
+from typing import Callable, Sequence
+
+import torch
+from torch import fx
+
+from ..ch01_graphs.fake import has_memory, is_lazy, version_of
+from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout, same_strides
+from ..ch03_capture import hook
+from .callables import Compile, call_compiled, interpret_aten, picker, with_grad_mode
+from .joint import Joint
+from .outputs import as_new, complex_results
+from .partition import Partition
+from .second import Again, Derivative, Inputs, derive_again, refuse, separate
+from .undefined import without_tangents
+
+# %% [markdown]
+# ## Tangents
+#
+# The backward graph was compiled for tangents with the strides of the outputs, or, where an output overlaps itself,
+# for row-major ones. The engine may deliver
+# others (an expanded scalar, after `sum`), or none, where the caller did not use an output. Each set of
+# missing tangents has a backward graph of its own, compiled when it first occurs. The set that is compiled in
+# advance, together with forward, is a guess: if one of the outputs is a scalar, it is a loss, and only losses
+# are differentiated.
+
+# %%
+def match_tangent(tangent, shape, stride, dtype, device):
+    """`tangent` as the compiled backward expects it."""
+    moved = tangent.stride() != stride and not same_strides(shape, tangent.stride(), stride)
+    return copy_with_layout(tangent, shape, stride, dtype, device) if moved or is_lazy(tangent) else tangent
+
+
+def as_saved(t: torch.Tensor, shape, stride, dtype, device) -> torch.Tensor:
+    """What saved-tensor hooks gave back, as it was saved: a copy of theirs may lie otherwise, or be rounded."""
+    if tuple(t.shape) != shape:
+        raise RuntimeError(f"a saved-tensor hook gave back a tensor of shape {tuple(t.shape)}, not {shape}")
+    if t.dtype is dtype and t.device == device:
+        return match_tangent(t, shape, stride, dtype, device)
+    return copy_with_layout(t, shape, stride, dtype, device)
+
+
+def expected_absent(joint: Joint) -> frozenset[int]:
+    """The guess: positions (among the differentiable outputs) of tangents that will be None."""
+    tangents = _tangents(joint)
+    scalars = {k for k, t in enumerate(tangents) if t.dim() == 0}
+    return frozenset(range(len(tangents))) - scalars if scalars else frozenset()
+
+
+def _tangents(joint: Joint) -> list[torch.Tensor]:
+    return [n.meta["val"] for n in joint.gm.graph.nodes if "tangent" in n.meta]
+
+
+Backward = Callable[[frozenset], tuple[Callable, set[int]]]
+
+
+def backward_versions(halves: Partition, compile_aten: Compile) -> Backward:
+    """`version(absent)` is the compiled backward without those tangents, and the positions of the saved
+    values that it reads; `version.reads(absent)` only those, and `version.interpreted(absent)` runs it operator by operator."""
+    tangents = [n.name for n in halves.backward.graph.nodes if n.op == "placeholder"][len(halves.saved):]
+    context, lock, known = contextvars.copy_context(), threading.Lock(), {}
+
+    @functools.cache
+    def graph(absent: frozenset) -> tuple[fx.GraphModule, set[int]]:
+        lost = {i for i, behind in enumerate(halves.reached) if behind and behind <= absent}
+        gm = without_tangents(halves.backward, {tangents[k] for k in absent}, lost) if absent else halves.backward
+        inputs = gm.graph.find_nodes(op="placeholder")
+        return gm, {i for i, node in enumerate(inputs[:len(halves.saved)]) if node.users}
+
+    def version(absent: frozenset) -> tuple[Callable, set[int]]:
+        found = known.get(absent)
+        if found is None:
+            with lock:
+                if absent not in known:
+                    gm, reads = graph(absent)
+                    compiled = with_grad_mode(False, context.copy().run, functools.partial(compile_aten, gm, is_backward=True))
+                    known[absent] = compiled, reads
+                found = known[absent]
+        return found
+
+    version.reads = lambda absent: graph(absent)[1]
+    version.interpreted = lambda absent: interpret_aten(graph(absent)[0])
+    return version
+
+
+def _tangent_layouts(joint: Joint) -> list[tuple | None]:
+    """(shape, strides, dtype, device) of each tangent; None where it has symbolic sizes."""
+    layouts = []
+    for val in _tangents(joint):
+        static = not any(isinstance(s, torch.SymInt) for s in (*val.shape, *val.stride()))
+        layouts.append(layout_of(val) if static else None)
+    return layouts
+
+
+def layout_of(t: torch.Tensor, form="of the output") -> tuple:
+    return tuple(t.shape), t.stride() if form == "of the output" else contiguous_strides(t.shape), t.dtype, t.device
+
+# %% [markdown]
+# ## The function
+#
+# Everything goes through `save_for_backward`: inputs, because the engine then notices if one was modified
+# in between, as it does in eager; intermediates, because they are freed after the backward pass, kept with
+# `retain_graph=True`, and seen by saved-tensor hooks.
+#
+# For eager, "after the backward pass" means after the backward of one operator. Here one node spans the
+# whole region, so backward clears the saved tensors itself as it begins (unless the graph is retained), and
+# the list of arguments that the compiled code receives, and empties, holds the last references. Otherwise
+# all activations would stay alive until the last gradient is computed.
+#
+# The compiled backward goes one step further, and writes gradients over activations that it has no more use
+# for (`overwritten`). That must not be seen: not by a second backward pass over a retained graph, nor by
+# saved-tensor hooks, which may have kept the tensor. Those calls get copies. And what a hook gives back may lie otherwise than
+# what it was given (`as_saved`).
+#
+# The engine refuses to hand out the saved tensors if one of them was modified. Where tangents are absent,
+# that may be one that eager's backward would not have asked for, and that our version of it does not read.
+# Then the tensors are fetched by way of a hook, and their versions are compared here. So are those of the
+# inputs that are watched (`saved_after_writing`), by way of an alias.
+#
+# A product saves its factors for eager's backward, also where one is a number that is a part of our kernel. Then a second backward raises,
+# and so must that of a region that has nothing to save (`once`).
+#
+# One region may hold what are several graphs in eager: `d_loss.backward()` frees one of them, and then comes
+# `g_loss.backward()`. What is needed for outputs whose graphs were not touched (`overlapping`) is kept.
+#
+# With `create_graph=True` the gradients that leave here depend, by way of the saved tensors, on all inputs of the region,
+# and whoever asks for that derivative gets it from [`second.py`](code:minicompile/ch05_autograd/second.py), or an error that says why not.
+# To raise it, one has to be on the way to every input, and a saved value that the region has computed
+# does not say which inputs it came from. Parameters can be asked of the engine's node. Where there are other inputs, the
+# region has one more output, the *anchor*. It is empty and it is saved, and nobody sees it. Autograd gives a saved
+# output back with the node that made it, and this one leads to all inputs. A region that has nothing else to save, and may run
+# `once`, has it, too.
+
+# %%
+def saved_tensors(ctx, reads: set[int], alive: bool) -> list[torch.Tensor]:
+    """The saved tensors; those at the positions `reads` are as they were. Otherwise RuntimeError, as the
+    engine raises it. alive: whether eager's graphs of the present tangents are. ctx.versions: of the tensors
+    when they were saved; None where the engine's check is enough. ctx.left: those that a backward of others
+    has left, by position, or None."""
+    if ctx.modified is None:
+        try:
+            return list(ctx.saved_tensors)
+        except RuntimeError as error:
+            if ctx.left is not None and alive and not torch.is_grad_enabled():
+                if any(ctx.left[i]._version != ctx.versions[i] for i in reads):
+                    raise RuntimeError(MODIFIED) from None
+                return [ctx.left.get(i) for i in range(len(ctx.versions))]
+            if ctx.versions is None or ctx.left is not None:
+                raise
+            for saved in ctx._raw_saved_tensors:
+                saved.register_hooks(_as_it_is, _as_it_is)      # from now on the engine does not check
+            ctx.modified = str(error)
+    tensors = list(ctx.saved_tensors)
+    if torch.is_grad_enabled() or any(tensors[i]._version != ctx.versions[i] for i in reads):
+        raise RuntimeError(ctx.modified)
+    return tensors
+
+
+MODIFIED = ("one of the variables needed for gradient computation has been modified by an inplace operation: "
+            "a tensor that the compiled region saved")
+
+
+def _as_it_is(tensor):
+    return tensor
+
+
+def check_watched(watched: list, absent: frozenset) -> None:
+    """watched: (alias of an input, the version that it should be at, the tangents for which that matters)."""
+    for alias, version, tangents in watched:
+        if version_of(alias) != version and not tangents <= absent:
+            raise RuntimeError("one of the variables needed for gradient computation has been modified by an "
+                               f"inplace operation: a tensor of shape {tuple(alias.shape)} that the compiled "
+                               f"region wrote is at version {alias._version}; expected version {version}")
+
+
+def hidden(saved: list, seen: list) -> list:
+    """Aliases of the saved tensors that are also `seen` by the program and have no history. If the program's next write gave one of
+    these a history, the engine could not give it back, not even by way of a hook."""
+    seen = {id(t) for t in seen}
+    return [s.detach() if isinstance(s, torch.Tensor) and not s.requires_grad and id(s) in seen else s for s in saved]
+
+
+def sharing_memory(saved: list, others: list) -> set[int]:
+    """Positions of the saved tensors that share memory with one another or with one of `others`."""
+    keys = [t.untyped_storage()._cdata if isinstance(t, torch.Tensor) else None for t in [*saved, *others]]
+    times = Counter(keys)
+    return {i for i, key in enumerate(keys[:len(saved)]) if times[key] > 1}
+
+
+# %% [markdown]
+# A `Region` holds what is known before any call: how many results there are, which of them have no gradient, which
+# layout is expected of each tangent, which saved values are numbers. `shared` is found out
+# at the first call: the positions of saved tensors that share memory with others, and that the backward graph must
+# therefore not overwrite.
+
+# %%
+class Region:
+    """A partitioned graph as one node of the engine: what of it is known at compile time."""
+
+    def __init__(self, joint: Joint, halves: Partition, forward: Callable, backward: Backward, anchored: bool, again: Again | str):
+        self.joint, self.forward, self.backward = joint, forward, backward
+        self.results = joint.results + len(joint.written)            # how many, with what is written to inputs
+        self.plain = [i for i in range(self.results) if i not in joint.differentiable]
+        arity, places = sum(n.op == "placeholder" for n in halves.forward.graph.nodes), {i: k for k, i in enumerate(joint.gradients)}
+        self.spread = picker([places.get(i, -1) for i in range(arity)])      # of all gradients and None: one for each input
+        self.layouts = _tangent_layouts(joint)
+        forms = [n.meta["tangent"] for n in joint.gm.graph.nodes if "tangent" in n.meta]
+        self.sizes_of = [(i, form) for i, form, layout in zip(joint.differentiable, forms, self.layouts) if layout is None]
+        self.every = frozenset(range(len(joint.differentiable)))
+        self.complex = complex_results(joint)
+        outputs, saved = len(halves.forward.graph.output_node().args[0]), halves.saved_inputs
+        extra = iter(range(self.results, outputs))
+        self.saved = picker([next(extra) if i is None else outputs + i for i in saved])      # of all outputs and inputs
+        vals = [n.meta["val"] for n in halves.backward.graph.find_nodes(op="placeholder")[:len(saved)]]
+        self.numbers = [i for i, val in enumerate(vals) if not isinstance(val, torch.Tensor)]
+        self.order = {i: place for place, i in enumerate(i for i in range(len(saved)) if i not in self.numbers)}
+        self.shared: set[int] | None = None      # saved values with memory in common; the first call knows
+        self.inference: list[int] = []           # saved values that are inference tensors, as guards say of all calls
+        self.anchored, self.again = anchored or joint.once and not self.order, again
+        inputs = [n.meta["val"] for n in joint.gm.graph.find_nodes(op="placeholder") if "tangent" not in n.meta]
+        self.inputs = None if isinstance(again, str) else Inputs(inputs, saved, again.parameters, again.apart, again.hold)
+
+    def layouts_of(self, ctx, absent: frozenset) -> list:
+        """The layout of each tangent that is not absent."""
+        if not (self.sizes_of or absent):
+            return self.layouts
+        dynamic = iter(ctx.layouts if self.sizes_of else ())
+        layouts = [layout or next(dynamic) for layout in self.layouts]
+        return [layout for k, layout in enumerate(layouts) if k not in absent]
+
+
+# %% [markdown]
+# `run_forward` is what the engine sees as this node's forward. It calls the compiled graph, whose first outputs
+# are results and whose further ones are saved. A saved value that is an input is taken from the inputs. Tensors go
+# through `save_for_backward`, so that hooks see them and the engine frees them; numbers lie on `ctx`. The versions
+# of what was saved are noted where backward may run several times. At the end those results that have no gradient are marked.
+
+# %%
+def run_forward(region: Region, ctx, *inputs):
+    joint, count = region.joint, region.results
+    outputs = call_compiled(region.forward, [*inputs])
+    saved = region.saved((*outputs, *inputs))
+    if region.shared is None:
+        region.shared = sharing_memory(saved, [*inputs, *outputs[:count]])
+        region.inference = [i for i, s in enumerate(saved) if isinstance(s, torch.Tensor) and s.is_inference()]
+    if region.inference:                        # autograd does not save these: in eager, it is what was made of them that is saved
+        saved = [s.clone() if i in region.inference else s for i, s in enumerate(saved)]
+    ctx.hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    if len(region.every) > 1:
+        saved = hidden(saved, [*inputs, *(outputs[i] for i in region.plain)])
+    tensors = saved
+    if region.numbers:
+        ctx.numbers = [saved[i] for i in region.numbers]
+        tensors = [saved[i] for i in region.order]
+    anchor = (torch.empty(0),) if region.anchored else ()
+    ctx.save_for_backward(*tensors, *anchor)
+    ctx.saved_layouts = [layout_of(t) for t in tensors] if ctx.hooked else None
+    ctx.versions, ctx.modified = [t._version for t in tensors] if len(region.every) > 1 else None, None
+    ctx.left, ctx.alive = None, region.every
+    ctx.noted = region.inputs and region.inputs.note(inputs)
+    ctx.watched = [] if ctx.hooked or not joint.watched else [     # with hooks the engine does not check; `finish` writes once more
+        (inputs[i].detach(), version_of(inputs[i]) + (i in joint.written), tangents) for i, tangents in joint.watched.items()]
+    ctx.set_materialize_grads(False)
+    results = as_new(outputs[:count], region.complex)
+    if region.sizes_of:                 # where an input is written, its tangent lies as the input, in which there may be gaps
+        shown = [*results[:joint.results], *(inputs[i] for i in joint.written)]
+        ctx.layouts = [layout_of(shown[i], form) for i, form in region.sizes_of]
+    if region.plain:
+        ctx.mark_non_differentiable(*[results[i] for i in region.plain])
+    return results + anchor
+
+
+# %% [markdown]
+# `run_backward` goes in three steps: take what was saved (`take_saved`), add the tangents as the compiled code
+# expects them, and call it. `kept` are the positions of what a later backward of other outputs will need.
+#
+# Under `vmap`, which is also what `torch.autograd.grad(..., is_grads_batched=True)` does, a tangent stands for many, and has
+# no memory of its own. Each operator knows what to do with it, a compiled kernel does not: then the graph is interpreted. If
+# somebody may differentiate the result, it is the program of `second.py` that is interpreted, by PyTorch.
+
+# %%
+def run_backward(region: Region, ctx, *tangents):
+    joint, retained = region.joint, torch._C._autograd._get_current_graph_task_keep_graph()
+    absent = frozenset([k for k, i in enumerate(joint.differentiable) if tangents[i] is None])
+    if ctx.watched:
+        check_watched(ctx.watched, absent)
+    compiled, reads = region.backward(absent)
+    again = torch.is_grad_enabled()                 # may somebody differentiate what is computed here?
+    leading = what_leads_back(region, ctx) if again else []
+    arguments, kept = take_saved(region, ctx, absent, reads, retained)
+    found = inputs_again(region, ctx, arguments) if again else "nobody may ask"
+    leading += arguments if again else []
+    present = [tangents[i] for i in joint.differentiable if tangents[i] is not None]
+    many = not all(map(has_memory, present))
+    if many and type(found) is list:
+        return region.spread((*region.again.in_eager(absent)(*map(separate, found), *present), None))
+    copied = getattr(compiled, "overwritten", ())
+    if not (ctx.hooked or retained):
+        copied = (region.shared | kept).intersection(copied)
+    if many:
+        compiled = region.backward.interpreted(absent)
+    gradients = with_grad_mode(False, call_backward, compiled, arguments, copied, present, None if many else region.layouts_of(ctx, absent))
+    if again:
+        gradients = with_history(region, absent, found, gradients, present, leading)
+    return region.spread((*gradients, None))
+
+
+def call_backward(compiled: Callable, arguments: list, copied, tangents: list, layouts) -> Sequence:
+    """`compiled` on the saved `arguments`, of which those at `copied` must stay as they are, and the tangents.
+    layouts: what it expects of these; None where each stands for many."""
+    for i in copied:
+        arguments[i] = copy_with_layout(arguments[i], *layout_of(arguments[i]))
+    if layouts is None:
+        arguments += [t.contiguous() for t in tangents]
+    else:
+        arguments += [match_tangent(t, *layout) for t, layout in zip(tangents, layouts)]
+    return call_compiled(compiled, arguments)
+
+
+def inputs_again(region: Region, ctx, saved: list) -> list | str:
+    """The inputs of the region, or why nothing can be computed from them again."""
+    return region.again if region.inputs is None else region.inputs.find(ctx, ctx.noted, saved, region.again.rewritten)
+
+
+def with_history(region: Region, absent: frozenset, found: list | str, gradients, present: list, leading: list) -> list:
+    """The gradients, with a derivative, or an error in its place. present: the tangents; leading: tensors that lead back to the inputs."""
+    if isinstance(found, str):
+        derive, causes = functools.partial(refuse, found), present + leading
+    else:
+        template = [torch.Tensor if isinstance(x, torch.Tensor) else x for x in found]
+        derive, causes = functools.partial(derive_again, region.again, absent, template), found + present
+    causes = [t for t in causes if isinstance(t, torch.Tensor)]
+    if not any(t.requires_grad for t in causes):
+        return gradients
+    known = [g for g in gradients if g is not None]
+    known = iter(Derivative.apply(derive, len(known), *known, *causes))
+    return [g if g is None else next(known) for g in gradients]
+
+
+def what_leads_back(region: Region, ctx) -> list[torch.Tensor]:
+    """Tensors that depend on the inputs of the region as its gradients do."""
+    if region.anchored:
+        return [ctx.saved_tensors[-1]]
+    return [node.variable for node, _ in ctx.next_functions if node is not None]
+
+
+# %% [markdown]
+# `take_saved` also decides what may be freed. If several outputs have gradients, the program can call `backward()`
+# on one after the other. Those that are still possible are `alive`, and what they will read is kept.
+
+# %%
+def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained: bool) -> tuple[list, set[int]]:
+    """(the saved values, `kept`); what nobody will need again is let go of."""
+    joint, order, every = region.joint, region.order, region.every
+    tensors = saved_tensors(ctx, {order[i] for i in reads if i in order}, every - absent <= ctx.alive) if order or joint.once else []
+    kept: set[int] = set()
+    if len(every) > 1 and not retained:
+        ctx.alive = frozenset([k for k in ctx.alive if joint.overlaps[k] <= absent])
+        kept = region.backward.reads(every - ctx.alive) if ctx.alive else kept
+        ctx.left = {order[i]: tensors[order[i]].detach() for i in kept if i in order}
+    if ctx.hooked:
+        tensors = [t if t is None else as_saved(t, *layout) for t, layout in zip(tensors, ctx.saved_layouts)]
+    arguments = tensors[:len(order)]
+    for i, number in zip(region.numbers, ctx.numbers if region.numbers else ()):
+        arguments.insert(i, number)
+    ctx.maybe_clear_saved_tensors()
+    return arguments, kept
+
+
+def build_function(joint: Joint, halves: Partition, forward: Callable, backward: Backward,
+                   anchored: bool, again: Again | str) -> type[torch.autograd.Function]:
+    """The autograd.Function of a partitioned graph. `apply(*inputs)` gives results and written values (and the anchor)."""
+    region = Region(joint, halves, forward, backward, anchored, again)
+    backward = functools.partial(hook.run, None, run_backward, region)      # a program may call it; it is not captured
+    return type("CompiledRegion", (torch.autograd.Function,),
+                {"forward": staticmethod(functools.partial(run_forward, region)), "backward": staticmethod(backward)})
