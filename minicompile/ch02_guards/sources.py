@@ -34,6 +34,18 @@ from .identity import held, strongly
 class Source:
     """An access path. Hashable, compared by value, so that two reads of one thing are one source."""
 
+    def __init_subclass__(cls):
+        """Each class is a dataclass that keeps its hash: a path is a key in many tables, and its hash asks all of its bases."""
+        compute = dataclass(frozen=True)(cls).__hash__
+
+        def kept_hash(self):
+            try:
+                return self.hash
+            except AttributeError:
+                self.__dict__["hash"] = compute(self)
+                return self.hash
+        cls.__hash__ = kept_hash
+
     def parts(self) -> tuple[Source | None, str]:
         """(base, template): the text is the template with `{}` replaced by the base's text."""
         raise NotImplementedError(type(self).__name__)
@@ -50,21 +62,6 @@ class Source:
 
     def __str__(self) -> str:
         return self.name()
-
-
-def source(cls):
-    """A dataclass that keeps its hash: a path is a key in many tables, and its hash asks all of its bases."""
-    cls = dataclass(frozen=True)(cls)
-    compute = cls.__hash__
-
-    def kept_hash(self):
-        try:
-            return self.hash
-        except AttributeError:
-            self.__dict__["hash"] = compute(self)
-            return self.hash
-    cls.__hash__ = kept_hash
-    return cls
 
 
 def path_of(source: Source | None):
@@ -93,7 +90,6 @@ def parameter_name(local_name: str) -> str:
 # share their code and therefore their compiled entries, but not their cells.
 
 # %%
-@source
 class LocalSource(Source):
     local: str
 
@@ -105,7 +101,6 @@ class LocalSource(Source):
         return f"(pending value {slot})" if slot != self.local else slot
 
 
-@source
 class GlobalSource(Source):
     global_name: str
 
@@ -116,7 +111,6 @@ class GlobalSource(Source):
         return self.global_name
 
 
-@source
 class GlobalsSource(Source):
     """The globals of the function being called."""
 
@@ -127,7 +121,6 @@ class GlobalsSource(Source):
         return "globals()"
 
 
-@source
 class ClosureCellSource(Source):
     """The cell itself, for code that hands it on."""
     index: int
@@ -142,7 +135,6 @@ class ClosureCellSource(Source):
 # function's globals, and that the entry keeps in its tuple `__K`, mostly weakly.
 
 # %%
-@dataclass(frozen=True, eq=False)
 class ConstantSource(Source):
     """An object that the entry knows: it cannot become another one, so it needs no guard. Another trace may
     give the same object another index in `__K`, so what counts is the object. value: as `held` gives it."""
@@ -177,7 +169,6 @@ class ConstantSource(Source):
         return self.number
 
 
-@source
 class GlobalStateSource(Source):
     """State of the torch library that a trace depends on and that no user variable holds."""
     kind: str
@@ -204,7 +195,6 @@ def key_text(key) -> str:
     return key.text() if isinstance(key, Source) else repr(key)
 
 
-@source
 class AttrSource(Source):
     base: Source
     attribute: str
@@ -216,12 +206,10 @@ class AttrSource(Source):
         return self.base.variable if isinstance(self.base, ClosureCellSource) else super().name()
 
 
-@source
 class FieldSource(AttrSource):
     """An attribute that lies in the object's own `__dict__`, where no descriptor of its class hides it."""
 
 
-@source
 class LookupSource(AttrSource):
     """What a function that guards may name finds for this attribute, where `obj.name` might run code or find something else."""
     function = None
@@ -233,24 +221,20 @@ class LookupSource(AttrSource):
         return f"{self.base.name()}.{self.attribute}"
 
 
-@source
 class SlotSource(LookupSource):
     """What a slot of the object holds, where `obj.name` may run code of its class."""
     function = "__slot"
 
 
-@source
 class ClassAttrSource(LookupSource):
     """What lies under a name in the first class of `__mro__` that has it, today: a class before it may get one of its own."""
     function = "__in_class"
 
 
-@source
 class HooksSource(AttrSource):
     """`_backward_hooks` or `_post_accumulate_grad_hooks` of a tensor: a dict or None."""
 
 
-@source
 class ItemSource(Source):
     """base[key]; key is a constant with a readable repr, or a Source."""
     base: Source
@@ -265,17 +249,14 @@ class ItemSource(Source):
         return super().name()
 
 
-@source
 class TupleItemSource(ItemSource):
     """An item of a tuple: as long as the tuple is the same object, so is the item."""
 
 
-@source
 class ListItemSource(ItemSource):
     """An item of a list, not of a class derived from it."""
 
 
-@source
 class DictGetSource(Source):
     """The value of a *real* dict at a key, never a subclass's `__getitem__` or `__missing__`."""
     base: Source
@@ -293,7 +274,6 @@ class DictGetSource(Source):
 # program that registers the same hook for each step finds it at the same place, under another number.
 
 # %%
-@source
 class NthSource(Source):
     """The key or the value (what: "keys" or "values") that comes at a place in the order of a dict."""
     base: Source
@@ -304,7 +284,6 @@ class NthSource(Source):
         return self.base, f"[*{{}}.{self.what}()][{self.place}]"
 
 
-@source
 class InstanceDictSource(Source):
     base: Source
 
@@ -312,7 +291,6 @@ class InstanceDictSource(Source):
         return self.base, "{}.__dict__"
 
 
-@source
 class ModuleAttrSource(Source):
     """What `nn.Module.__getattr__` would find; kind is `_parameters`, `_buffers` or `_modules`."""
     base: Source
@@ -328,7 +306,6 @@ class ModuleAttrSource(Source):
 
 
 # %%
-@source
 class CallSource(Source):
     """base.method(*args) with constant args; only for calls without side effects, such as `size(0)`."""
     base: Source
@@ -339,7 +316,6 @@ class CallSource(Source):
         return self.base, "{}." + self.method + "(" + ", ".join(map(key_text, self.args)) + ")"
 
 
-@source
 class ComputedSource(Source):
     """The integer that a function of Python computes from numbers found elsewhere, `int(n * 0.5)`. numbers: expressions, sizes or floats;
     symbols: (name of a symbol in them, source)."""

@@ -57,13 +57,15 @@ class AbstractValue:
     source: Source | None = field(default=None, kw_only=True)
     cls = object
 
+    def __init_subclass__(cls):
+        dataclass(eq=False)(cls)                 # each kind is a record, and one record stands for one object
+
     @property
     def value(self):
         """The constant that this is; where a handler needs one and there is none, the graph breaks."""
         raise NotConstant
 
 
-@dataclass(eq=False)
 class Const(AbstractValue):
     """An immutable object compared by value: numbers, strings, None, dtypes, devices, ranges, slices of
     constants. kind: its class, where that is all that is known so far, and hidden the value that is not to be known."""
@@ -109,7 +111,6 @@ def is_unseen(value) -> bool:
     return type(value) is Const and "value" not in vars(value)
 
 
-@dataclass(eq=False)
 class TensorVal(AbstractValue):
     """A tensor: `node` computes it in the graph, `fake` says what it looks like; `real` only for graph
     inputs; `number`, where it is known: its value and the version that has it; `updates`: what the trace has
@@ -138,7 +139,6 @@ def as_number(value: AbstractValue) -> AbstractValue:
     return value
 
 
-@dataclass(eq=False)
 class SymVal(AbstractValue):
     """A size, int or float that is not known at compile time: a node of the graph and a `torch.SymInt` or
     `torch.SymFloat`. scalar: the class of NumPy whose object this is, if any: tensors take it for a number of Python."""
@@ -177,7 +177,6 @@ class SymVal(AbstractValue):
 BIRTHS = itertools.count(1)
 
 
-@dataclass(eq=False)
 class Mutable(AbstractValue):
     """What can change."""
     born: int = field(default_factory=BIRTHS.__next__, kw_only=True)
@@ -191,14 +190,12 @@ class Lazy:
     value: Any = None
 
 
-@dataclass(eq=False)
 class TupleVal(AbstractValue):
     items: list = field(default_factory=list)
     cls: type = tuple
     real: Any = None                         # of a named tuple that existed before
 
 
-@dataclass(eq=False)
 class ListVal(Mutable):
     """A list or a collections.deque; `items` is one, too."""
     items: list = field(default_factory=list)
@@ -207,7 +204,6 @@ class ListVal(Mutable):
     keys_guarded: bool = False
 
 
-@dataclass(eq=False)
 class DictVal(Mutable):
     """dict, OrderedDict or defaultdict. items: key -> (key value, value); keys are plain Python objects
     (see key_of). owner: the object whose `__dict__` this is. attrs: what the trace has hung on an OrderedDict that it has made.
@@ -233,7 +229,6 @@ def dict_of(named: dict, **fields) -> DictVal:
     return DictVal(items={name: (const(name), value) for name, value in named.items()}, **fields)
 
 
-@dataclass(eq=False)
 class ViewVal(Mutable):
     """d.keys(), d.values() or d.items() (`kind`) of the dictionary `of`."""
     of: DictVal = None
@@ -253,7 +248,6 @@ def like(order):
     return next(iter((*roomy, *(content for content, _ in found))), None)
 
 
-@dataclass(eq=False)
 class SetVal(Mutable):
     """set or frozenset. items: key -> value. The order in which a set gives its items depends on all that was ever
     done to it, so there is one, `order`, of the keys, to which the same is done, and which is asked. As long as nothing
@@ -275,7 +269,6 @@ class SetVal(Mutable):
 # one of these.
 
 # %%
-@dataclass(eq=False)
 class SliceVal(AbstractValue):
     cls = slice
     start: AbstractValue = None
@@ -283,7 +276,6 @@ class SliceVal(AbstractValue):
     step: AbstractValue = None
 
 
-@dataclass(eq=False)
 class IterVal(Mutable):
     """An iterator; `it` is a Python iterator that yields values. over: the container that it has taken
     `taken` items from, if that is all there is to it; unchanged: function() -> whether the container has not
@@ -336,7 +328,6 @@ class ByValue:
 # code that may change only what it has made (`effects.py`).
 
 # %%
-@dataclass(eq=False)
 class ObjVal(Mutable):
     """Any other object. `real` is the object when it existed before the call; `attrs` are the writes since
     then (DELETED marks a deletion; of what is in `moved` there was one before). For an object made by the trace `real` is None
@@ -350,7 +341,6 @@ class ObjVal(Mutable):
     before: dict = field(default_factory=dict)
 
 
-@dataclass(eq=False)
 class HandlingVal(AbstractValue):
     """The stack slot of a running handler: what was handled before (what CPython keeps there) and what is
     now."""
@@ -369,7 +359,6 @@ DELETED = Const(value="<deleted>")
 # interpreter itself.
 
 # %%
-@dataclass(eq=False)
 class FuncVal(AbstractValue):
     """A function made by a MAKE_FUNCTION inside the trace."""
     code: types.CodeType = None
@@ -382,7 +371,6 @@ class FuncVal(AbstractValue):
     cls = types.FunctionType
 
 
-@dataclass(eq=False)
 class MethodVal(AbstractValue):
     """A function bound to its first argument."""
     func: AbstractValue = None
@@ -390,7 +378,6 @@ class MethodVal(AbstractValue):
     cls = types.MethodType
 
 
-@dataclass(eq=False)
 class MethodName(AbstractValue):
     """A method, by name, of a value whose methods are in the tables (tensor, list, str, ...)."""
     self: AbstractValue = None
@@ -398,7 +385,6 @@ class MethodName(AbstractValue):
     cls = types.BuiltinFunctionType
 
 
-@dataclass(eq=False)
 class PartialVal(AbstractValue):
     func: AbstractValue = None
     args: list = field(default_factory=list)
@@ -407,7 +393,6 @@ class PartialVal(AbstractValue):
     cls = functools.partial
 
 
-@dataclass(eq=False)
 class SuperVal(AbstractValue):
     """after: the class behind which the search begins."""
     after: type = None
@@ -415,7 +400,6 @@ class SuperVal(AbstractValue):
     cls = super
 
 
-@dataclass(eq=False)
 class BuiltinVal(AbstractValue):
     """A builtin the interpreter itself implements: `call(tx, args, kwargs) -> AbstractValue`. stands_for: an object of C in a class of
     the trace, such as a property, or the context that this `__exit__` leaves."""
@@ -430,7 +414,6 @@ class BuiltinVal(AbstractValue):
 # share. A context manager is known by its kind, and the trace does what it would do. A generator is a frame that waits.
 
 # %%
-@dataclass(eq=False)
 class CellVal(Mutable):
     """A closure cell. `content` is an AbstractValue, a Lazy, or None when empty; `real` when the cell existed
     before."""
@@ -439,7 +422,6 @@ class CellVal(Mutable):
     cls = types.CellType
 
 
-@dataclass(eq=False)
 class ContextVal(AbstractValue):
     """A known context manager. kind: 'grad' (enabled,), 'autocast' (device, dtype, enabled, cache), 'device'
     (device,). immediate: the grad mode before a `set_grad_enabled`, which acts when it is made;
@@ -453,7 +435,6 @@ class ContextVal(AbstractValue):
     entered: int = 0
 
 
-@dataclass(eq=False)
 class GenVal(Mutable):
     """A generator: its frame, suspended."""
     frame: Any = None
@@ -469,7 +450,6 @@ class GenVal(Mutable):
 # frames of the program, although the compiler's own have been on the stack.
 
 # %%
-@dataclass(eq=False)
 class TracebackVal(Mutable):
     """The traceback of an exception, into which nobody may look while the program is traced. passed: (code, globals, offset, line) of
     each frame that the exception has come through, the innermost first."""
@@ -477,7 +457,6 @@ class TracebackVal(Mutable):
     cls = types.TracebackType
 
 
-@dataclass(eq=False)
 class ExcVal(AbstractValue):
     """An exception object. cause: of `raise ... from`; context: what was handled when it was raised; seen:
     whether it has been raised before; attrs: as of any object."""

@@ -22,7 +22,7 @@
 # them is a point with several tensors.
 
 # %%
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -74,7 +74,6 @@ def passed(*tensors):
 # A `Handle` is what the program gets, to remove its hook.
 
 # %%
-@dataclass(eq=False)
 class Crossing(AbstractValue):
     """What stands for a point, and for the node of autograd's graph that a module's hooks are registered on. before, after: the
     tensors that go in, and come out. hooks: handle -> function; of one tensor, or, where `of_module`, of all of them."""
@@ -85,7 +84,6 @@ class Crossing(AbstractValue):
     cls = torch.autograd.graph.Node
 
 
-@dataclass(eq=False)
 class Handle(Mutable):
     """What `register_hook` returns. hooks: those among which it is. location: the line that registered it."""
     hooks: dict
