@@ -425,6 +425,20 @@ def class_attr(g, x, const):
                                 "removed")]
 
 
+def class_derives(cls, bases) -> bool:
+    """Whether the class still has these bases, in this order; all as `weakly` gives them."""
+    cls = strongly(cls)
+    return cls is not None and len(cls.__mro__) == len(bases) and all(base is strongly(old) for base, old in zip(cls.__mro__, bases))
+
+
+@guard_kind("BASES", lambda g: f"{strongly(g.expected[0]).__qualname__} has the bases that it had",
+       lambda facts: (weakly(facts[0]), tuple(map(weakly, facts[1]))), lambda g: [(WATCHED, g.expected[0])])
+def class_bases(g, x, const):
+    """No source; expected: (class, its `__mro__`), for who asked whether it derives from another."""
+    cls, bases = g.expected
+    return [Condition(f"__class_derives({const(cls)}, {const(bases)})", lambda v: f"the bases of {short(strongly(cls))} were replaced")]
+
+
 @guard_kind("CLASS_DATA",
             lambda g: f"{strongly(g.expected[0]).__qualname__}.{g.expected[1]} is {one(strongly(g.expected[2]).__qualname__)}",
        lambda facts: (weakly(facts[0]), facts[1], weakly(facts[2])), lambda g: [(WATCHED, g.expected[0])])

@@ -25,7 +25,7 @@ from .exceptions import UserError, user_error
 from .interpreter import unless_raised
 from .lookup import MISSING, lookup, python_method
 from .tensors import tensor_attribute
-from .tracer import PYTHON, Tracer, call, constant_source, guard, read_once, unsupported, written_global
+from .tracer import PYTHON, Tracer, answer, call, constant_source, guard, read_once, unsupported, written_global
 from .values import (
     AbstractValue, CONSTANT_TYPES, Const, DELETED, DictVal, Lazy, ListVal, MethodName, MethodVal, NONE, NUMBERS, ObjVal,
     SetVal, SymVal, Table, TensorVal, TupleVal, const, describe, is_class)
@@ -304,6 +304,10 @@ def python_module_attribute(tx, obj, name):
 def find_module_attribute(tx, real, at, name):
     if not hasattr(real, name):
         guard(tx, InstanceDictSource(at), "NO_KEY", name)
+        if "__getattr__" in vars(real):
+            answer(tx, hasattr, real, name)              # it may find something later
+        else:
+            guard(tx, InstanceDictSource(at), "NO_KEY", "__getattr__")
         no_module_attribute(real, name)
     plain = type(real) is types.ModuleType and name in vars(real)
     return wrap(tx, getattr(real, name),
@@ -343,7 +347,7 @@ def class_attribute(tx, obj, name):
         return written
     if isinstance(lookup(type(cls), name), (types.GetSetDescriptorType, types.MemberDescriptorType)) and hasattr(cls, name):
         return class_fact(tx, obj, name)
-    if found is MISSING or isinstance(cls, enum.EnumMeta):
+    if found is MISSING or isinstance(cls, enum.EnumMeta) and (isinstance(found, enum.Enum) or hasattr(kind, "__get__")):
         return metaclass_attribute(tx, obj, name)
     if isinstance(found, (types.FunctionType, staticmethod, classmethod, property, *C_DESCRIPTORS)):
         return bind_to_class(tx, obj, found)

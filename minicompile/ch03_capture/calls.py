@@ -32,7 +32,7 @@ from .library.numpy_functions import call_numpy
 from .lookup import MISSING, lookup, python_method
 from .methods import call_handler, call_method
 from .operations import emit_float, fold
-from .tracer import CALLS, Tracer, call, constant_source, enter_namespace, is_library, location, plain_python, unsupported
+from .tracer import CALLS, Tracer, answer, call, constant_source, enter_namespace, is_library, location, plain_python, unsupported
 from .values import (
     AbstractValue, BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MethodName,
     MethodVal, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, boolean, describe)
@@ -371,7 +371,9 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     if issubclass(cls, BaseException):
         return make_exception(tx, cls, args, kwargs)
     if cls in FOLDED_CLASSES or cls in IMMUTABLE or isinstance(cls, enum.EnumMeta):
-        return fold(tx, cls, args, kwargs, f"{cls.__name__}() of something that is no constant")
+        by_value = isinstance(cls, enum.EnumMeta) and len(cls) and not kwargs and not is_library_class(cls)
+        make = functools.partial(answer, tx, cls) if by_value else cls
+        return fold(tx, make, args, kwargs, f"{cls.__name__}() of something that is no constant")
     if issubclass(cls, property) and is_library_class(cls) and not kwargs and all(
             isinstance(getattr(a, "real", None), types.FunctionType) for a in args):
         return wrap(tx, cls(*(a.real for a in args)))

@@ -9,6 +9,7 @@
 # %%
 import collections
 import contextlib
+import decimal
 import enum
 import math
 import operator
@@ -27,7 +28,7 @@ from .iterate import length, unpack
 from .lookup import MISSING, captures, lookup, python_method
 from .protocol import METHODS, as_dict, special
 from .tensors import emit, to_arg, wrap_result
-from .tracer import Tracer, call, location, unsupported
+from .tracer import Tracer, answer, call, location, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, Identity, ListVal, MethodVal, NONE, NUMBERS, NUMPY_SCALARS, NotConstant, ObjVal,
     SetVal, SymVal, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_unseen, unseen)
@@ -58,7 +59,15 @@ def fold(tx: Tracer, function, args, kwargs=None, reason: str | None = None) -> 
         unsupported(tx, reason)
     with user_errors():
         result = function(*python_args, **python_kwargs)
+    if decimal.Decimal in map(type, python_args):
+        answer(tx, decimal_context)
     return wrap_constant(tx, result)
+
+
+def decimal_context() -> tuple:
+    """What the arithmetic of decimal numbers depends on."""
+    now = decimal.getcontext()
+    return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, *now.traps.values()
 
 
 # %% [markdown]

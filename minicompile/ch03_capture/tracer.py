@@ -35,6 +35,7 @@ from ..ch01_graphs.fake import FakeMode
 from ..ch01_graphs.graph import Graph, Location
 from ..ch01_graphs.shapes import ShapeEnv
 from ..ch02_guards.guards import GuardSet
+from ..ch02_guards.identity import is_long_lived
 from ..ch02_guards.sources import AttrSource, ConstantSource, GlobalsSource, InstanceDictSource, Source
 from ..errors import SkipFrame, Unsupported
 from .effects import Effects
@@ -224,6 +225,13 @@ def answer(tx: Tracer, function, *args):
     result = function(*args)
     tx.guards.add(None, "ANSWER", (function, args, result), location(tx))
     return result
+
+
+def bases(tx: Tracer, cls: type) -> tuple:
+    """`cls.__mro__`, which is guarded."""
+    if cls not in tx.classes.made and not is_long_lived(cls):
+        tx.guards.add(None, "BASES", (cls, cls.__mro__), location(tx))
+    return cls.__mro__
 
 
 def constant_source(tx: Tracer, real) -> ConstantSource:

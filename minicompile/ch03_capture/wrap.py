@@ -445,9 +445,9 @@ def key_of_real(tx, key):
         return key
     if type(key) is tuple:
         return tuple(key_of_real(tx, k) for k in key)
-    if isinstance(key, torch.Tensor) or type(key).__hash__ is object.__hash__:
+    if isinstance(key, torch.Tensor) or hashes_by_identity(type(key)):
         return ByIdentity(key, id(key))
-    if isinstance(type(key).__hash__, types.FunctionType):
+    if python_method(type(key), "__hash__"):
         return value_key(tx, wrap(tx, key))
     unsupported(tx, f"a dictionary key of type {type(key).__qualname__}")
 
@@ -459,6 +459,10 @@ def key_of_real(tx, key):
 # keys, and what the trace has made itself is a key by identity.
 
 # %%
+def hashes_by_identity(cls) -> bool:
+    return lookup(cls, "__hash__") is object.__hash__
+
+
 def value_key(tx, value) -> ByValue:
     """The key for an object with a hash and an equality of its own, which are asked as a program would."""
     def ask(function, *args):
@@ -481,9 +485,9 @@ def key_of(tx, value: AbstractValue, among=()):
         return key_of_real(tx, value.real)
     if type(value) is SetVal and value.cls is frozenset:
         return frozenset(value.items)
-    if type(value) in (TensorVal, FuncVal) or type(value) is ObjVal and value.cls.__hash__ is object.__hash__:
+    if type(value) in (TensorVal, FuncVal) or type(value) is ObjVal and hashes_by_identity(value.cls):
         return ByIdentity(value, id(value))
-    if type(value) is ObjVal and isinstance(value.cls.__hash__, types.FunctionType):
+    if type(value) is ObjVal and python_method(value.cls, "__hash__"):
         return value_key(tx, value)
     if value.cls.__hash__ is None:
         user_error(TypeError, f"unhashable type: '{value.cls.__name__}'")

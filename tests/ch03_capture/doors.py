@@ -1,7 +1,7 @@
 """Doors: ways to what a program reads. Each is an expression, with the writes after which it may give another number (V)."""
 SETTING = """
 import abc, array, collections, contextvars, copy, dataclasses, enum, functools, inspect, itertools, operator, os, string, sys, threading
-import types, typing, weakref
+import decimal, types, typing, weakref
 import numpy as np
 import torch
 class Meta(type):
@@ -76,6 +76,7 @@ loc = threading.local(); loc.v = 1
 mod = types.ModuleType('modx'); mod.a = 1
 exec("def __getattr__(name):\\n    if name == 'lazy': return state['v']\\n    raise AttributeError(name)\\nstate = {'v': 1}", mod.__dict__)
 sys.modules['modx'] = mod
+bare = types.ModuleType('bare')
 class Slots:
     __slots__ = ('s', 't')
 sl = Slots(); sl.s = 1
@@ -142,6 +143,12 @@ class Fmt:
     def __repr__(self): return 'r' * self.v
 fmt = Fmt()
 class Ab(abc.ABC): pass
+class Other:
+    a = 7
+class Named(type):
+    flag = 1
+    def __repr__(cls): return 'x' * cls.flag
+class NamedC(metaclass=Named): pass
 class Inst(type):
     flag = 1
     def __instancecheck__(cls, o): return cls.flag == 3
@@ -421,4 +428,22 @@ DOORS = {
     "len(inspect.getmembers(ns))": ["setattr(ns, 'n%d' % V, 1)"],
     "int(inspect.isfunction(pobj.z))": ["pobj.z = fn"],
     "len(inspect.getmro(PD))": ["PD.__bases__ = (type('N%d' % V, (P,), {}),) if V == 3 else (P,)"],
+    "len(str(P))": ["P.__qualname__ = 'x' * V", "P.__module__ = 'x' * V"],
+    "len(f'{P}' + '%s' % P)": ["P.__qualname__ = 'x' * V"],
+    "len('{}'.format(P) + repr([P]) + str({'a': (1, P)}))": ["P.__qualname__ = 'x' * V"],
+    "len(str(NamedC))": ["Named.flag = V"],
+    "len(repr(mod))": ["mod.__name__ = 'x' * V"],
+    "len(str(E))": ["E.__name__ = 'x' * V"],
+    "int(issubclass(PD, Other))": ["PD.__bases__ = (Other,) if V == 3 else (P,)"],
+    "int(isinstance(pdobj, (int, Other)))": ["PD.__bases__ = (Other,) if V == 3 else (P,)"],
+    "super(PD, pdobj).a": ["PD.__bases__ = (Other,) if V == 3 else (P,)"],
+    "len(E._member_names_) + len(E)": ["E._member_names_.append('X')"],
+    "[e for e in E][-1].value": ["E._member_names_.append('X')"],
+    "len(E.__members__) + ('Q3' in E.__members__)": ["E._member_map_['Q%d' % V] = E.X"],
+    "E['Y'].value": ["E._member_map_['Y'] = E.X"],
+    "E(2).value": ["E._value2member_map_[2] = E.X"],
+    "float(decimal.Decimal(1) / 3)": ["decimal.setcontext(decimal.Context(prec=V))"],
+    "cv.get(7)": ["cv.set(V)"],
+    "getattr(mod, 'later', 1)": ["mod.__getattr__ = lambda name: V", "mod.later = V"],
+    "getattr(bare, 'later', 1)": ["bare.later = V", "bare.__getattr__ = lambda name: V"],
 }

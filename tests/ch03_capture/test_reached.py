@@ -1,6 +1,7 @@
 """One thing, reached in many ways: whichever way a program takes to an object, what it reads there may be another by the next call.
 
 A case is drawn: a kind of thing, a way to it, perhaps another way before, a use, and a write to the thing between calls."""
+import contextvars
 import random
 import warnings
 
@@ -115,6 +116,10 @@ def test_what_is_read_is_what_is_there(thing):
 
 
 def through(door: str, write: str, compile_) -> list:
+    return contextvars.copy_context().run(results_of, door, write, compile_)
+
+
+def results_of(door: str, write: str, compile_) -> list:
     namespace, results = {"__name__": __name__}, []
     exec(doors.SETTING, namespace)
     exec(f"def f(x):\n    return x * ({door})\n", namespace)

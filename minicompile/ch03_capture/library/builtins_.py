@@ -20,6 +20,7 @@ import types
 
 import torch
 
+from ...ch02_guards.identity import is_long_lived
 from ...errors import SkipFrame
 from ..attributes import get_attribute, has_attribute, in_library, is_library_class, set_attribute
 from ..calls import HANDLED, guard_function, handles, refuse_finalizer
@@ -30,7 +31,7 @@ from ..iterate import length, natively, next_value, unpack, values_of
 from ..lookup import MISSING, is_plain_tuple, lookup, python_method
 from ..operations import Deputy, binary, fold, identical, later, printed, specialize, truth
 from ..protocol import METHODS, special
-from ..tracer import answer, call, location, plain_python, unsupported
+from ..tracer import answer, bases, call, location, plain_python, unsupported
 from ..values import (
     CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal, PartialVal, SliceVal,
     SuperVal, SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, const, describe, is_class, is_unseen)
@@ -113,7 +114,7 @@ def text_handler(function, methods):
                     return text
                 if lookup(value.cls, method) is not getattr(object, method):         # written in C
                     break
-        if len(args) == 1 and type(value) in (ListVal, TupleVal, DictVal):
+        if len(args) == 1 and (type(value) in (ListVal, TupleVal, DictVal) or is_named(value)):
             return fold_text(tx, function, args, kwargs)
         return text_later(tx, function, args, kwargs) or fold(tx, function, args, kwargs)
     return handler
@@ -140,10 +141,23 @@ def as_constant(tx, value):
     return value
 
 
+def is_named(value) -> bool:
+    """Whether it is a class or a Python module, whose text is made of its name."""
+    return isinstance(getattr(value, "real", None), (type, types.ModuleType))
+
+
 def printable(tx, value):
-    """as_python(value) for printing: what has a text of its own is a deputy."""
-    return as_python(tx, value, lambda v: Deputy(tx, v) if type(v) in (ObjVal, TupleVal, ExcVal) and any(
-        python_method(v.cls, m) for m in ("__repr__", "__str__", "__format__")) else None)
+    """as_python(value) for printing: what has a text of its own is a deputy, and the text of a class is asked for again in each call."""
+    def instead(v):
+        if is_named(v) and v.real not in tx.classes.made and not is_long_lived(v.real):
+            answer(tx, texts, v.real)
+        elif type(v) in (ObjVal, TupleVal, ExcVal) and any(python_method(v.cls, m) for m in ("__repr__", "__str__", "__format__")):
+            return Deputy(tx, v)
+    return as_python(tx, value, instead)
+
+
+def texts(named) -> tuple:
+    return repr(named), str(named)
 
 
 def fold_text(tx, function, args, kwargs=None):
@@ -385,8 +399,8 @@ for _function in (itertools.product, itertools.combinations, itertools.permutati
 # %% [markdown]
 # ## Classes and attributes
 #
-# `isinstance` asks about classes, which are known for every value. A class may answer by itself, by a metaclass
-# with an `__instancecheck__`, which is traced if it is the program's.
+# `isinstance` asks about classes, which are known for every value, and guards the bases of the program's. A class may answer by
+# itself, by a metaclass with an `__instancecheck__`, which is traced if it is the program's.
 
 # %%
 @handles(isinstance)
@@ -403,6 +417,7 @@ def is_instance(tx, value, classes):
                 lookup(value.cls, name)
         elif asks(classes) and value.cls not in tx.classes.made:
             answer(tx, issubclass, value.cls, classes)
+        bases(tx, value.cls)
         if type(value) in (TensorVal, ObjVal) and real is not None:
             return boolean(isinstance(real, classes))
         return boolean(issubclass(value.cls, classes))
@@ -423,6 +438,8 @@ def asks(cls) -> bool:
 @handles(issubclass)
 def is_subclass(tx, cls, classes):
     real = as_python(tx, cls)
+    if isinstance(real, type):
+        bases(tx, real)
     if any(map(asks, real_classes := flat(as_python(tx, classes)))) and real not in tx.classes.made:
         return boolean(any([answer(tx, issubclass, real, one) for one in real_classes]))
     return fold(tx, issubclass, [cls, classes])

@@ -28,7 +28,7 @@ from ..inputs import computed_number
 from ..interpreter import read_cell
 from ..lookup import MISSING, lookup, python_method
 from ..operations import scalar_of, specialize
-from ..tracer import guard, unsupported
+from ..tracer import bases, guard, unsupported
 from ..values import (
     BuiltinVal, CellVal, Const, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MethodName, MethodVal, NONE, PartialVal,
     SetVal, SliceVal, SuperVal, SymVal, TracebackVal, TupleVal, ViewVal, boolean, const, describe, dict_of, is_class)
@@ -265,7 +265,7 @@ def tuple_attribute(tx, value, name):
 def super_attribute(tx, value, name):
     obj = value.self
     on_class = is_class(obj) and issubclass(obj.real, value.after)
-    order = (obj.real if on_class else obj.cls).__mro__
+    order = bases(tx, obj.real if on_class else obj.cls)
     owner = next((base for base in order[order.index(value.after) + 1:] if lookup(base, name) is not MISSING and name in vars(base)), None)
     found = MISSING if owner is None else vars(owner)[name]
     if owner is not None and changed(tx, owner) is not None:

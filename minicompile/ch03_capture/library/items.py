@@ -11,7 +11,6 @@
 
 # %%
 import contextlib
-import enum
 import operator
 import types
 
@@ -151,22 +150,15 @@ def delete_key(tx, self, key):
 
 
 # %% [markdown]
-# Objects are asked by their classes, and a class by its metaclass or its `__class_getitem__`. An `Enum` is a container of its members,
-# and of an array of NumPy the numbers that are read are guarded, one by one.
+# Objects are asked by their classes, and a class by its metaclass or its `__class_getitem__`. Of an array of NumPy the numbers that are
+# read are guarded, one by one.
 
 # %%
 @method(ObjVal, "__len__")
 def length_of_object(tx, self):
-    if isinstance(self.real, enum.EnumMeta):
-        return const(len(self.real))
     if self.cls is numpy.ndarray and self.real.ndim:
         return wrap(tx, len(self.real), part(CallSource, self.source, "__len__"))
     return NotImplemented
-
-
-@method(ObjVal, "__contains__")
-def has_member(tx, self, item):
-    return fold(tx, operator.contains, [self, item]) if isinstance(self.real, enum.EnumMeta) else NotImplemented
 
 
 @method(ObjVal, "__getitem__")

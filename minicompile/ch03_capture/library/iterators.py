@@ -10,7 +10,6 @@
 
 # %%
 import collections
-import enum
 
 from ..calls import handles
 from ..exceptions import user_error
@@ -61,8 +60,6 @@ METHODS.update(dict.fromkeys([(IterVal, "__iter__"), (GenVal, "__iter__")], lamb
 METHODS.update({
     (Const, "__iter__"): lambda tx, self: IterVal(it=(wrap(tx, item) for item in self.value), over=self)
     if hasattr(self.cls, "__iter__") else NotImplemented,
-    (ObjVal, "__iter__"): lambda tx, self: IterVal(it=(wrap(tx, item) for item in list(self.real)))
-    if isinstance(self.real, enum.EnumMeta) else NotImplemented,
 })
 
 

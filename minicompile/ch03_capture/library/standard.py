@@ -42,10 +42,10 @@ from ...ch02_guards.sources import AttrSource, CallSource
 from ..attributes import get_attribute
 from ..calls import BY_CODE, HANDLED, OBJECT_METHODS, REAL_CALLS, handles, inline_code, inline_function, refuse_weak
 from ..effects import effect_free
-from ..exceptions import user_errors
+from ..exceptions import user_error, user_errors
 from ..interpreter import handled_exception, read_cell, read_local, unless_raised
 from ..iterate import iterate, unpack, values_of
-from ..lookup import captures, python_method
+from ..lookup import MISSING, captures, python_method
 from ..methods import call_method
 from ..operations import Deputy, equal, fold, truth
 from ..protocol import METHODS, method, special
@@ -414,11 +414,18 @@ def weak_proxy(tx, referent, callback=None):
 def context_variable_get(tx, self, default=None):
     if not isinstance(self.real, contextvars.ContextVar):
         raise NotConstant
+    source = self.source or constant_source(tx, self.real)
+    now, at = self.real.get(MISSING), CallSource(source, "get", (constant_source(tx, MISSING),))
+    if now is not MISSING:
+        return wrap(tx, now, at)
+    guard(tx, at, "ID_MATCH", MISSING)
+    if default is not None:
+        return default
     try:
-        now = self.real.get()
+        own = self.real.get()
     except LookupError:
-        unsupported(tx, "a context variable without a value")
-    return wrap(tx, now, part(CallSource, self.source, "get"))
+        user_error(LookupError, self)
+    return wrap(tx, own, CallSource(source, "get"))
 
 
 @handles(logging.Logger.isEnabledFor)
