@@ -19,35 +19,59 @@ COLORS = {"eager": "#8a8f98", "minicompile": "#2563eb", "torch": "#ea7317"}
 STYLES = {"reduce-overhead": "--", "max-autotune": ":", "max-autotune-no-cudagraphs": "-."}
 MARKERS = {"": None, "optimizer": "o", "step": "s"}         # what is compiled besides the model
 
-SHARED_CSS = """ p, dl { max-width: 46rem; }
+FIGURES = """{% for plot in plots %}<figure>
+<img alt="{{ plot.alt }}" src="data:image/png;base64,{{ plot.data }}">
+<figcaption>{{ plot.alt }}</figcaption>
+</figure>
+{% endfor %}"""
+
+
+def page(title: str, style: str, body: str, devices: str = "") -> jinja2.Template:
+    """A report as a template. style: its own rules; devices: what its hardware has besides."""
+    return jinja2.Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>""" + title + """</title>
+<style>
+ body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; padding: 0 1rem; color: #1f2328; background: #fff; }
+ p, dl { max-width: 46rem; }
+ table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
+ th, td { padding: .35rem .5rem; border-bottom: 1px solid #d8dee4; text-align: right; }
+ th { border-bottom: 2px solid #8a8f98; line-height: 1.25; }
  .scroll { overflow-x: auto; }
  figcaption { color: #57606a; font-size: .9rem; }
  img { max-width: 100%; height: auto; }
  code { background: #f3f4f6; padding: .1rem .3rem; overflow-wrap: anywhere; }
  dt { font-weight: 600; }
  dd { margin: 0 0 .5rem 0; }
-"""
+""" + style + """</style>
+</head>
+<body>
+<h1>""" + title + """</h1>
+""" + body + """<h2>How it was measured</h2>
+<dl>
+<dt>Command</dt><dd><code>{{ command }}</code></dd>
+<dt>Commit</dt><dd>{{ commit }}</dd>
+<dt>Hardware</dt><dd>{{ hardware.gpu or "no GPU" }}; {{ hardware.cpu }}, {{ hardware.cores }} cores""" + devices + """</dd>
+<dt>Versions</dt>
+<dd>{% for name, v in versions.items() %}{{ name }} {{ v }}{{ ", " if not loop.last }}{% endfor %}</dd>
+<dt>Date</dt><dd>{{ date }}</dd>
+</dl>
+</body>
+</html>
+""", autoescape=True)
 
-PAGE = jinja2.Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ benchmark }}: training speed</title>
-<style>
- body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
-        color: #1f2328; background: #fff; }
- table { border-collapse: collapse; width: 100%; font-size: .85rem; font-variant-numeric: tabular-nums; }
- th, td { padding: .35rem .5rem; border-bottom: 1px solid #d8dee4; text-align: right; white-space: nowrap; }
- th { vertical-align: bottom; white-space: normal; line-height: 1.25; border-bottom: 2px solid #8a8f98; }
+
+PAGE = page("{{ benchmark }}: training speed", """ body { max-width: 70rem; }
+ table { width: 100%; }
+ th, td { white-space: nowrap; }
+ th { vertical-align: bottom; white-space: normal; }
  th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
  tr.group td { border-top: 2px solid #d8dee4; }
  figure { margin: 1.5rem 0; }
-""" + SHARED_CSS + """</style>
-</head>
-<body>
-<h1>{{ benchmark }}: training speed</h1>
-<p>Each compiler trained in a process of its own with empty caches, one after the other, on the same batches
+""", """<p>Each compiler trained in a process of its own with empty caches, one after the other, on the same batches
 from the same initial weights.</p>
 <div class="scroll"><table>
 <thead><tr>{% for name in header %}<th>{{ name }}</th>{% endfor %}</tr></thead>
@@ -62,22 +86,7 @@ its fastest run. MFU is the model's floating-point
 operations a second over the GPU's peak. Cold compile is the time from the first call to the end of the second
 step. The loss difference is the largest over the run, against eager; a compiler that draws dropout masks from
 another random stream differs by more than rounding.</p>
-{% for plot in plots %}<figure>
-<img alt="{{ plot.alt }}" src="data:image/png;base64,{{ plot.data }}">
-<figcaption>{{ plot.alt }}</figcaption>
-</figure>
-{% endfor %}<h2>How it was measured</h2>
-<dl>
-<dt>Command</dt><dd><code>{{ command }}</code></dd>
-<dt>Commit</dt><dd>{{ commit }}</dd>
-<dt>Hardware</dt><dd>{{ hardware.gpu or "no GPU" }}; {{ hardware.cpu }}, {{ hardware.cores }} cores</dd>
-<dt>Versions</dt>
-<dd>{% for name, v in versions.items() %}{{ name }} {{ v }}{{ ", " if not loop.last }}{% endfor %}</dd>
-<dt>Date</dt><dd>{{ date }}</dd>
-</dl>
-</body>
-</html>
-""", autoescape=True)
+""" + FIGURES)
 
 
 def _panels(groups: dict, height: float, rows: int = 1):
@@ -125,6 +134,15 @@ def bar_figure(groups: dict[str, list[dict]], figure_of, unit: str):
     return figure
 
 
+def plot(figure, path: pathlib.Path, alt: str) -> dict:
+    """Write a figure, and give it as a page shows it."""
+    for ax in figure.axes:
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return {"alt": alt, "data": base64.b64encode(path.read_bytes()).decode()}
+
+
 def write_report(record: dict, folder: pathlib.Path) -> pathlib.Path:
     """Write the plots and the page to `folder`; returns the page's path."""
     groups: dict[str, list[dict]] = {}
@@ -135,21 +153,12 @@ def write_report(record: dict, folder: pathlib.Path) -> pathlib.Path:
             if r["task"]["compiler"] != "eager":
                 compiled.setdefault(label(r["task"]), []).append(r)
     plots = []
-
-    def save(figure, name, alt):
-        for ax in figure.axes:
-            ax.spines[["top", "right"]].set_visible(False)
-        path = folder / f"{name}.png"
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
-        plots.append({"alt": alt, "data": base64.b64encode(path.read_bytes()).decode()})
-
     if groups:
-        save(bar_figure(groups, lambda r: r["ms"], "milliseconds"), "time", "Time of a training step, median")
-        save(loss_figure(groups), "loss", "Loss curves, and how far each is from eager")
+        plots = [plot(bar_figure(groups, lambda r: r["ms"], "milliseconds"), folder / "time.png", "Time of a training step, median"),
+                 plot(loss_figure(groups), folder / "loss.png", "Loss curves, and how far each is from eager")]
     if compiled:
-        save(bar_figure(compiled, lambda r: r["cold_seconds"], "seconds"), "compile",
-             "Cold compile: from the first call to the end of the second step, empty caches")
-    page = folder / "report.html"
-    page.write_text(PAGE.render(record, table=rows(record["results"]), header=HEADER, plots=plots))
-    return page
+        plots.append(plot(bar_figure(compiled, lambda r: r["cold_seconds"], "seconds"), folder / "compile.png",
+                          "Cold compile: from the first call to the end of the second step, empty caches"))
+    path = folder / "report.html"
+    path.write_text(PAGE.render(record, table=rows(record["results"]), header=HEADER, plots=plots))
+    return path

@@ -1,35 +1,19 @@
 """The zoo's `report.html`: totals, plots and every row."""
 from __future__ import annotations
 
-import base64
 import pathlib
 
 import jinja2
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from ..report import COLORS, SHARED_CSS
+from ..report import COLORS, FIGURES, page, plot
 
-PAGE = jinja2.Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>A zoo of models</title>
-<style>
- body { font: 16px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem; color: #1f2328; background: #fff; }
- table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
- th, td { padding: .3rem .5rem; border-bottom: 1px solid #d8dee4; text-align: right; vertical-align: top; }
- th { position: sticky; top: 0; background: #fff; border-bottom: 2px solid #8a8f98; line-height: 1.25; }
+PAGE = page("A zoo of models", """ body { max-width: 80rem; }
+ th, td { vertical-align: top; }
+ th { position: sticky; top: 0; background: #fff; }
  td.text, th.text { text-align: left; }
  tr.bad td { background: #fff1f0; }
-""" + SHARED_CSS + """</style>
-</head>
-<body>
-<h1>A zoo of models</h1>
-<p>{{ chosen }} models of Hugging Face transformers, timm, torchvision and plain PyTorch, with random weights. Each ran under each
+""", """<p>{{ chosen }} models of Hugging Face transformers, timm, torchvision and plain PyTorch, with random weights. Each ran under each
 compiler in a
 process of its own with empty caches. <i>Over eager</i> is the geometric mean of eager's time over the compiled time, of the models
 that pass;
@@ -43,12 +27,7 @@ minicompile is
 {{ number(found.speed) }} times as fast as torch.compile, and its cold compile takes {{ number(found.cold) }} of the time.
 {% if found.slower %}Slower than torch.compile beyond doubt: {{ found.slower | join(", ") }}.{% endif %}</p>
 {% endfor %}
-{% for plot in plots %}<figure>
-<img alt="{{ plot.alt }}" src="data:image/png;base64,{{ plot.data }}">
-<figcaption>{{ plot.alt }}</figcaption>
-</figure>
-{% endfor %}
-<h2>Every model</h2>
+""" + FIGURES + """<h2>Every model</h2>
 <div class="scroll"><table>
 <thead><tr><th class="text">model</th><th class="text">work</th><th class="text">compiler</th><th class="text">verdict</th>
 <th>over eager</th>
@@ -69,19 +48,7 @@ minicompile is
 <p>Distance: how far the outputs, the loss, every gradient and buffer are from a reference in float64, at the first and at repeated
 calls with
 changing batch sizes, as a part of what is allowed: four times eager's own error and a floor.</p>
-<h2>How it was measured</h2>
-<dl>
-<dt>Command</dt><dd><code>{{ command }}</code></dd>
-<dt>Commit</dt><dd>{{ commit }}</dd>
-<dt>Hardware</dt><dd>{{ hardware.gpu or "no GPU" }}; {{ hardware.cpu }}, {{ hardware.cores }} cores; {{ devices }} devices, {{ jobs
-}} processes on
-each, one timed at a time</dd>
-<dt>Versions</dt><dd>{% for name, v in versions.items() %}{{ name }} {{ v }}{{ ", " if not loop.last }}{% endfor %}</dd>
-<dt>Date</dt><dd>{{ date }}</dd>
-</dl>
-</body>
-</html>
-""", autoescape=True)
+""", "; {{ devices }} devices, {{ jobs }} processes on each, one timed at a time")
 
 
 def number(value) -> str:
@@ -104,7 +71,6 @@ def sorted_figure(rows: list[dict], value, title: str, mark: float | None):
         if mark:
             ax.axhline(mark, color="#8a8f98", linewidth=0.8)
         ax.set(title=" ".join(kind), xlabel="models, sorted", ylabel=title, yscale="log")
-        ax.spines[["top", "right"]].set_visible(False)
         ax.legend(frameon=False, fontsize=8)
     return figure
 
@@ -118,11 +84,8 @@ def write_report(record: dict, folder: pathlib.Path) -> pathlib.Path:
             ("compile", passed, lambda r: r["cold_seconds"], "Cold compile, seconds, to the end of the second step", None),
             ("memory", timed, lambda r: r["memory_mb"] / r["eager_memory_mb"], "Peak memory, of eager's", 1.0)):
         if rows:
-            figure, path = sorted_figure(rows, value, alt, mark), folder / f"{name}.png"
-            figure.savefig(path, dpi=130)
-            plt.close(figure)
-            plots.append({"alt": alt, "data": base64.b64encode(path.read_bytes()).decode()})
-    page = folder / "report.html"
+            plots.append(plot(sorted_figure(rows, value, alt, mark), folder / f"{name}.png", alt))
+    path = folder / "report.html"
     rows = sorted(record["results"], key=lambda r: (r["verdict"] == "pass", r["model"], r["work"], r["compiler"]))
-    page.write_text(PAGE.render(record | {"results": rows}, totals=record["summary"], plots=plots, number=number))
-    return page
+    path.write_text(PAGE.render(record | {"results": rows}, totals=record["summary"], plots=plots, number=number))
+    return path
