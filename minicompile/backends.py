@@ -13,6 +13,7 @@ import torch
 
 from . import driver
 from .ch01_graphs.fake import plain_tensors
+from .ch01_graphs.graph import eager_callable
 from .ch01_graphs.layouts import same_strides
 from .ch01_graphs.symbolic import present
 from .ch02_guards.memory import Spans
@@ -147,12 +148,6 @@ def add_size_inputs(captured) -> None:
 # ## Backends of the user
 
 # %%
-def eager_callable(gm) -> Callable:
-    """Backend `eager`: the graph's own Python code."""
-    gm.real_recompile()
-    return gm.forward
-
-
 def custom_backend(captured, context) -> Callable:
     """What the user's backend made of the graph, with checks of what it returns."""
     name = context.backend_name

@@ -20,6 +20,7 @@
 # | `cudagraphs` | `aot_eager`, replayed as CUDA graphs |
 
 # %%
+import operator
 import os
 import time
 from dataclasses import dataclass, field
@@ -27,9 +28,12 @@ from typing import Callable
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from . import logs
+from .ch01_graphs.graph import eager_callable
 from .ch05_autograd.callables import interpret_aten
+from .ch05_autograd.joint import Joint
 from .ch05_autograd.runtime import compile_training
 from .ch06_decompositions.decompose import decompose
 from .ch07_loops.lower import lower
@@ -40,7 +44,7 @@ from .ch08_fusion.kernel import Kernel
 from .ch08_fusion.reference import verify_schedule
 from .ch09_triton.launch import start_workers
 from .ch11_runtime.cudagraphs import GraphSet, graphed, outputs_that_leave, without_collection
-from .ch11_runtime.host import compile_apart, compile_schedule
+from .ch11_runtime.host import HostProgram, compile_apart, compile_schedule
 from .ch11_runtime.numbers import Apart
 from .ch12_training.memory import recompute_in_backward
 from .ch13_tuning.layouts import convolutions_to_channels_last, keep_layouts, reads_many_channels
@@ -132,6 +136,48 @@ def note_missing_gpu(backend: str) -> None:
                        "is none here: kernels are called one by one, as in the default mode.")
 
 
+# %% [markdown]
+# ## Regions that only call libraries
+#
+# Everything above pays off where operators become kernels: they fuse, and backward computes again what is cheap. A region of one
+# matrix product has nothing to fuse. It calls the library that eager calls, by way of an `autograd.Function` whose forward and
+# backward are Python, and for a product of 64 by 64 this takes twice as long as eager does. So when both halves are lowered, the
+# question is what they have gained. If neither has a kernel, and forward makes no fewer calls than the captured graph does, the
+# answer is nothing. Then the captured graph is what runs, and eager's own autograd differentiates it: views, versions, hooks and
+# second derivatives are eager's.
+#
+# What would lose by it is left alone. A graph of which calls were merged or left out, or whose views have become arguments of calls,
+# makes fewer calls compiled. CUDA graphs take the host's time away altogether. A checkpoint keeps less than eager's formulas do, a
+# `backward()` inside of the graph is planned as a whole, and of who writes to an input more is promised than its calls keep. The
+# other rungs of the ladder run what they are there to run.
+
+# %%
+def as_captured(gm: fx.GraphModule, joint: Joint, halves: list[Callable]) -> str | None:
+    """Why the captured graph may run in the place of its compiled `halves`, forward first; None if it is not to."""
+    if joint.mutated or not all(isinstance(half, HostProgram) for half in halves):
+        return None
+    if any(isinstance(step, Kernel) for half in halves for step in half.schedule.steps):
+        return None
+    nodes = [n for n in gm.graph.nodes if n.op in ("call_function", "call_method")]
+    if any(n.meta.keys() & {"recompute", "backward"} or not is_operator(n) for n in nodes):
+        return None
+    calls, compiled = sum(not takes_item(n) for n in nodes), len(halves[0].schedule.steps)
+    if not 0 < calls <= compiled:
+        return None
+    return f"no kernel is generated for it, and its {logs.count(calls, 'call')} would be {logs.count(compiled, 'library call')} compiled"
+
+
+def is_operator(node: fx.Node) -> bool:
+    """Does PyTorch compute a tensor here, or several? Not a switch of a mode, nor a function that capture has made."""
+    ours = (getattr(node.target, "__module__", None) or "").startswith(__package__)
+    return not ours and all(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(node.meta["val"]))
+
+
+def takes_item(node: fx.Node) -> bool:
+    return node.target is operator.getitem and not isinstance(node.args[0].meta["val"], torch.Tensor)
+
+
+# %%
 def compile_graph(gm: fx.GraphModule, fakes: list, backend: str, late_error: Callable) -> Callable:
     """Compile a captured graph: flat inputs in, tuple of outputs out. `backend` is a rung or "default"; the
     options of the compilation are in `config`. late_error(error) is told why a backward graph could not be compiled
@@ -150,7 +196,7 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str, late_error: Cal
         keep_layouts(convolutions_to_channels_last(gm), fakes)
     rung = "aot_eager" if backend == "cudagraphs" else backend
     prepare = None if rung == "aot_eager" else decompose
-    run = None
+    run, halves = None, []
     wants_graphs = backend == "cudagraphs" or config.cudagraphs
     graphs = GraphSet() if device == "cuda" and wants_graphs else None
 
@@ -158,12 +204,15 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str, late_error: Cal
         try:
             with without_collection():          # again, for a backward graph that is compiled when it is needed
                 gm = gm if is_backward else recompute_in_backward(gm)
-                return compile_aten(gm, rung=rung, is_backward=is_backward, recorded=graphs is not None)
+                compiled = compile_aten(gm, rung=rung, is_backward=is_backward, recorded=graphs is not None)
         except Exception as error:
             if run is None:
                 raise                   # and the frame runs eagerly
             late_error(error)           # the forward has run: its backward is a graph that can be interpreted
             return interpret_aten(gm)
+        if run is None:
+            halves.append(compiled)
+        return compiled
 
     if graphs is not None:
         lower_half = graphed(graphs, lower_half)
@@ -171,4 +220,7 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str, late_error: Cal
         run = compile_training(gm, fakes, lower_half, prepare)
     if graphs is not None:
         outputs_that_leave(graphs, run.joint.results + len(run.joint.written))
+    elif backend == "default" and (why := as_captured(gm, run.joint, halves)):
+        logs.tell("as_captured", why=why)
+        return eager_callable(gm)
     return run

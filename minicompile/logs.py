@@ -75,7 +75,7 @@ def writes(topic: str, kind: str):
 
 def tell(kind: str, **data) -> None:
     """Report an event: again, captured, entry, graph, stage (a graph between capture and lowering, which `origins` of the next one
-    name), cut, schedule, fallback, internal_error, recompile, specialized or skipped."""
+    name), cut, schedule, fallback, as_captured, internal_error, recompile, specialized or skipped."""
     for topic, texts in _writers.get(kind, ()):
         if on(topic):
             for text in texts(**data):

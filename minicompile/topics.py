@@ -38,6 +38,7 @@ for _topic, _kind, _texts in (
         ("perf_hints", "fallback", lambda which, reason: [
             f"the {which} graph runs operator by operator, because {reason}\n  -> take that operation out of the compiled "
             "function, and the rest becomes kernels"]),
+        ("code", "as_captured", lambda why: [f"the captured graph runs as it is: {why}"]),
         ("fusion", "schedule", lambda which, program, schedule, compiled: (
             f"{'fused' if d.accepted else 'did not fuse'} {d.a} with {d.b} ({d.score} bytes): {d.reason}" for d in schedule.decisions)),
         ("code", "schedule", lambda which, program, schedule, compiled: [

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from . import logs
-from .backends import add_size_inputs, call_backend, eager_callable
+from .backends import add_size_inputs, call_backend
+from .ch01_graphs.graph import eager_callable
 from .ch01_graphs.recipes import RECIPES
 from .ch02_guards import cache as entries, codegen
 from .ch02_guards.identity import weakly

@@ -217,3 +217,29 @@ def test_the_environment_variable(value, words):
                            "def f(x):\n    print(end='')\n    return x + 1\nf(torch.ones(1))"], cwd=ROOT, text=True,
                           capture_output=True, env={**os.environ, "MINICOMPILE_LOGS": value}, timeout=100)
     assert done.returncode == 0 and words in done.stderr, done.stderr
+
+
+def checkpointed(a, b):
+    return torch.utils.checkpoint.checkpoint(torch.mm, a, b, use_reentrant=False)
+
+
+CONSTANT = torch.randn(4, 4)
+AS_CAPTURED = {
+    "a product": (lambda a, b: a @ b, {}, True), "two products": (lambda a, b: a @ b @ CONSTANT, {}, True),
+    "sizes that vary": (lambda a, b: a @ b, {"dynamic": True}, True),
+    "a kernel": (lambda a, b: (a @ b).relu(), {}, False), "a kernel in backward": (lambda a, b: a @ a, {}, False),
+    "a merged call": (lambda a, b: (a @ b, a @ b), {}, False), "a view": (lambda a, b: a @ b.t(), {}, False),
+    "a write": (lambda a, b: torch.mm(a.detach(), a.detach(), out=b.detach()) @ a, {}, False),
+    "a checkpoint": (checkpointed, {}, False), "another rung": (lambda a, b: a @ b, {"backend": "cpp"}, False)}
+
+
+@pytest.mark.parametrize("name", AS_CAPTURED)
+def test_a_region_that_only_calls_libraries_runs_as_captured(name):
+    function, settings, expected = AS_CAPTURED[name]
+    a, b = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    found = minicompile.explain(function, **settings)(a, b)
+    assert ("runs as captured, because no kernel" in str(found)) == (found.graphs[0].as_captured is not None) == expected
+    assert ("runs as captured" in found._repr_html_()) == expected
+    result = minicompile.compile(function, **settings)(a, b)
+    result = result[0] if type(result) is tuple else result
+    assert ("CompiledRegion" in type(result.grad_fn).__name__) != expected

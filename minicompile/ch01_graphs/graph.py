@@ -185,6 +185,12 @@ def map_args(fn: Callable[[Any], Any], args):
 CONTAINERS = (tuple, list, dict, slice)
 
 
+def eager_callable(gm: fx.GraphModule) -> Callable:
+    """Backend `eager`: the graph's own Python code."""
+    gm.real_recompile()
+    return gm.forward
+
+
 def call_node(gm: fx.GraphModule, node: fx.Node, args, kwargs):
     """Evaluate one node on concrete arguments."""
     if node.op == "call_function":

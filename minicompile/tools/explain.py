@@ -104,6 +104,8 @@ def as_text(e: Explanation) -> str:
         for half in graph.halves:
             lines += pointed(half_in_words(half))
             lines += [f"       {name}" for name in half.kernels]
+        if graph.as_captured:
+            lines += pointed(f"runs as captured, because {graph.as_captured}")
     for n, b in enumerate(e.breaks, 1):
         lines += ["", f"Graph break {n}: {b.reason}", f"  {b.where}"]
         lines += [f"    {line}" for line in (b.source, b.caret) if line]

@@ -39,7 +39,7 @@ class Kernels:
 @dataclass
 class CapturedGraph:
     """A captured graph of the frame `frame`. gm: the fx GraphModule. captured: what capture returned. told: what the
-    stages below it told, (kind, data)."""
+    stages below it told, (kind, data). as_captured: why it runs as it is, and not what was compiled of it, or None."""
     frame: str
     gm: object
     operations: list[Operation] = field(default_factory=list)
@@ -47,6 +47,7 @@ class CapturedGraph:
     halves: list[Kernels] = field(default_factory=list)
     captured: object = field(default=None, repr=False)
     told: list[tuple] = field(default_factory=list, repr=False)
+    as_captured: str | None = None
 
 
 @dataclass
@@ -229,6 +230,11 @@ def heard_fallback(found, code, which, reason):
     add_half(Kernels(which, fallback=str(reason)))
 
 
+def heard_as_captured(found, code, why):
+    if _graph.get() is not None:
+        _graph.get().as_captured = why
+
+
 def add_half(half: Kernels) -> None:
     if _graph.get() is not None:
         _graph.get().halves.append(half)
@@ -236,6 +242,7 @@ def add_half(half: Kernels) -> None:
 
 LISTENERS = {
     "captured": heard_captured, "graph": heard_graph, "schedule": heard_schedule, "fallback": heard_fallback,
+    "as_captured": heard_as_captured,
     "recompile": lambda found, code, version, why: found.recompiles.append(
         Recompile(frame_name(code), version, why, advice.for_recompile(why))),
     "skipped": lambda found, code, reason: found.skipped.append(

@@ -260,6 +260,8 @@ def record_graph(p: Lines, number: int, graph, measured) -> None:
             record_half(r, short + which, halves.get(which, {}), data, times, measured)
         elif kind == "fallback":
             r.add("loops", f"{data['which']}: operator by operator, because {data['reason']}", kind="break")
+        elif kind == "as_captured":
+            r.add("host", f"{short}runs as captured, because {data['why']}", kind="break")
     for half in graph.halves:
         r.summary[f"{half.which} of graph {number + 1}" if several else half.which] = half_in_words(half).split(": ", 1)[-1]
 
