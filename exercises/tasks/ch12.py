@@ -159,7 +159,7 @@ task("gradient-slot", title="Assign or add", minutes=25, about="""\
 `backward()` has computed a gradient for a leaf, and now it has to get into the leaf's `.grad`. While the program is captured nothing is
 assigned for real. Instead the trace keeps, for each leaf, what its `.grad` is at this moment: `gradient_of(tx, leaf)` is that value (a
 `Const` stands for None), and `set_gradient(tx, leaf, gradient)` changes it; the end of the compiled function assigns what has changed.
-`emit(tx, "call_method", name, [values], {})` adds the call of a tensor's method to the graph. Decide what the engine would do. With
+`emit(tx, name, [values])` adds the call of a tensor's method to the graph. Decide what the engine would do. With
 `create_graph` the gradients can be differentiated, and then the engine overwrites nothing: the slot gets a new tensor, the sum. (Without
 it, where the gradient that is there requires a gradient itself, or has another `fake.layout`, the graph breaks:
 `unsupported(tx, reason)`.)""",

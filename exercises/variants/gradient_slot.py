@@ -9,13 +9,13 @@ def wrong_always_assigned(tx, leaf, gradient, create_graph):
 
 def wrong_sum_is_assigned(tx, leaf, gradient, create_graph):
     present = gradient_of(tx, leaf)
-    set_gradient(tx, leaf, gradient if type(present) is Const else emit(tx, "call_method", "add", [present, gradient], {}))
+    set_gradient(tx, leaf, gradient if type(present) is Const else emit(tx, "add", [present, gradient]))
 
 
 def wrong_old_is_added_to_new(tx, leaf, gradient, create_graph):
     present = gradient_of(tx, leaf)
     if type(present) is not Const:
-        emit(tx, "call_method", "add_", [gradient, present], {})
+        emit(tx, "add_", [gradient, present])
     set_gradient(tx, leaf, gradient)
 
 
@@ -28,7 +28,7 @@ def wrong_real_gradient(tx, leaf, gradient, create_graph):
     if leaf.real is None or leaf.real.grad is None:
         set_gradient(tx, leaf, gradient)
     else:
-        emit(tx, "call_method", "add_", [gradient_of(tx, leaf), gradient], {})
+        emit(tx, "add_", [gradient_of(tx, leaf), gradient])
 
 
 def wrong_added_twice(tx, leaf, gradient, create_graph):
@@ -36,8 +36,8 @@ def wrong_added_twice(tx, leaf, gradient, create_graph):
     if type(present) is Const:
         set_gradient(tx, leaf, gradient)
     else:
-        emit(tx, "call_method", "add_", [present, gradient], {})
-        emit(tx, "call_method", "add_", [present, gradient], {})
+        emit(tx, "add_", [present, gradient])
+        emit(tx, "add_", [present, gradient])
 
 
 def wrong_overwritten_with_a_history(tx, leaf, gradient, create_graph):
@@ -45,13 +45,13 @@ def wrong_overwritten_with_a_history(tx, leaf, gradient, create_graph):
     if type(present) is Const:
         set_gradient(tx, leaf, gradient)
     else:
-        emit(tx, "call_method", "add_", [present, gradient], {})
+        emit(tx, "add_", [present, gradient])
 
 
 def right_with_a_return(tx, leaf, gradient, create_graph):
     if type(present := gradient_of(tx, leaf)) is not Const:
         if not create_graph:
-            emit(tx, "call_method", "add_", [present, gradient], {})
+            emit(tx, "add_", [present, gradient])
             return
-        gradient = emit(tx, "call_method", "add", [present, gradient], {})
+        gradient = emit(tx, "add", [present, gradient])
     set_gradient(tx, leaf, gradient)

@@ -152,7 +152,7 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
         function = python_operator("i" + name if inplace and (type(a) is TensorVal or kinds == {Const}) else name)
         if kinds == {Const}:
             return symbol == "+" and a.cls is b.cls is str and later(tx, str, joined, [a, b]) or fold(tx, function, [a, b])
-        return emit(tx, "call_function", function, [a, b], {})
+        return emit(tx, function, [a, b])
     candidates, (left, right) = [(a, f"__{name}__", b)], (a.cls, b.cls)
     if left is not right:
         own = issubclass(right, left) and python_method(right, f"__r{name}__") not in (
@@ -271,7 +271,7 @@ def ask(tx, candidates) -> AbstractValue | None:
 def unary(tx: Tracer, name: str, a: AbstractValue) -> AbstractValue:
     """name: 'neg', 'pos', 'abs' or 'invert'."""
     if type(a) is TensorVal:
-        return emit(tx, "call_function", getattr(operator, name), [a], {})
+        return emit(tx, getattr(operator, name), [a])
     if type(a) is SymVal and a.scalar is not None:
         negative = name == "neg" and a.scalar is numpy.float64
         return scalar_of(emit_float(tx, name, [a]), a.scalar) if negative else fold(tx, getattr(operator, name), [a])
@@ -280,7 +280,7 @@ def unary(tx: Tracer, name: str, a: AbstractValue) -> AbstractValue:
     if type(a) is SymVal:
         known, key = tx.symbols.results, (name, to_arg(tx, a))
         if key not in known:
-            known[key] = emit(tx, "call_function", getattr(operator, name), [a], {})
+            known[key] = emit(tx, getattr(operator, name), [a])
         return known[key]
     return special(tx, a, f"__{name}__") or fold(
         tx, getattr(operator, name), [a], reason=f"{name} of {describe(a)}")
@@ -405,9 +405,9 @@ def assume(tx: Tracer, value: TensorVal, answer: bool, jump) -> bool:
     before, here = tx.symbols.assumptions, (location(tx), next(BIRTHS), jump)
     if sum(a[-1] == jump for a in before) >= PATIENCE:
         unsupported(tx, BRANCH_ON_VALUES)
-    right = emit(tx, "call_function", operator.ne if answer else operator.eq, [value, const(0)], {})
-    right = emit(tx, "call_method", "reshape", [right, TupleVal(items=[])], {})
-    before.append((emit(tx, "call_function", operator.and_, [before[-1][0], right], {}) if before else right, *here))
+    right = emit(tx, operator.ne if answer else operator.eq, [value, const(0)])
+    right = emit(tx, "reshape", [right, TupleVal(items=[])])
+    before.append((emit(tx, operator.and_, [before[-1][0], right]) if before else right, *here))
     return answer
 
 
@@ -515,7 +515,7 @@ def compare_plain(tx, symbol, function, a, b):
     if symbol in ("==", "!=") and NONE in (a, b):
         return boolean(symbol == "!=")
     if TensorVal in (type(a), type(b)):
-        return emit(tx, "call_function", function, [a, b], {})
+        return emit(tx, function, [a, b])
     try:
         answer = function(*(v.sym if type(v) is SymVal else v.value for v in (a, b)))
         return const(numpy.bool_(bool(answer))) if a.cls in NUMPY_SCALARS or b.cls in NUMPY_SCALARS else boolean(answer)

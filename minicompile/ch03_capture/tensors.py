@@ -101,9 +101,10 @@ def fake_of(arg, tensors: list):
 # real tensors.
 
 # %%
-def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
-    """Add a node for a call on values. op: 'call_function' or 'call_method'."""
-    if op == "call_method" and target in TAKES_SIZES:
+def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
+    """Add a node for a call on values. target: a function, or the name of a method of the first argument."""
+    kwargs = kwargs or {}
+    if target in TAKES_SIZES:
         args = [args[0], *map(as_number, args[1:])]
     updated = updates(UPDATES[target], args, kwargs) if target in UPDATES else ()
     if any(type(a) is Const and type(a.value) is numpy.bool_ for a in (*args, *kwargs.values())):
@@ -119,9 +120,9 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
         for fake in fakes:
             if taken_without_gradients(fake):               # whether it requires one is for its base to say
                 guard_not_a_view(tx, fake, "a view taken without gradients is used, of an input that is a view of another tensor")
-    name = target if op == "call_method" else getattr(target, "__name__", "")
+    name = name_of_target(target)
     refuse_unknown(tx, name, fakes)
-    result = run_fake(tx, op, target, fake_args, fake_kwargs)
+    result = run_fake(tx, target, fake_args, fake_kwargs)
     if name in STRIDED:
         check_strided(tx, name, fakes[0], result, len(fx_args) + len(fx_kwargs) > 3 or "scatter" in name)
     changed = before != [f._version for f in fakes]
@@ -141,10 +142,14 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
             made = wrap_result(tx, node, result)
             made.number = const(real.item()), result._version
             return made
-    node = tx.graph.create_node(op, target, fx_args, fx_kwargs)
+    node = tx.graph.create_node("call_method" if isinstance(target, str) else "call_function", target, fx_args, fx_kwargs)
     for tensor, field, number in updated:
         setattr(tensor, field, (number, tensor.fake._version))
     return wrap_result(tx, node, result)
+
+
+def name_of_target(target) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
 
 
 def refuse_unknown(tx: Tracer, name: str, fakes) -> None:
@@ -166,7 +171,7 @@ def refuse_unknown(tx: Tracer, name: str, fakes) -> None:
 # %%
 def is_pointwise(target) -> bool:
     """Whether a torch function, method name or operator of Python is elementwise, and not random."""
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    name = name_of_target(target)
     packet = getattr(torch.ops.aten, {"truediv": "div"}.get(name, name).strip("_"), None)
     operator_ = getattr(packet, "Tensor", None) or getattr(packet, "default", None)
     tags = getattr(operator_, "tags", ())
@@ -240,18 +245,17 @@ def held_by(tensor: torch.Tensor, number: float) -> float:
 # number, and for several results one node each that picks it out of the tuple.
 
 # %%
-def run_fake(tx, op, target, args, kwargs):
+def run_fake(tx, target, args, kwargs):
     try:
         with tx.tensors.mode, torch._C.DisableTorchFunction():
-            if op == "call_method":
+            if isinstance(target, str):
                 return with_symbols(getattr(args[0], target), *args[1:], **kwargs)
             return with_symbols(target, *args, **kwargs)
     except Unsupported as error:
         unsupported(tx, error.reason)
     except Exception as error:
-        name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         first = (str(error).splitlines() or [""])[0]
-        raise marked(say_where(tx, Unsupported(f"{name} raised {type(error).__name__}: {first}")), failed=True)
+        raise marked(say_where(tx, Unsupported(f"{name_of_target(target) or target} raised {type(error).__name__}: {first}")), failed=True)
 
 
 def check_inference(tx, name, written, fakes, result) -> None:
@@ -313,7 +317,7 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
     if name in METADATA:
         return wrap_constant(tx, getattr(tensor.fake, name))
     if name in VIEW_ATTRIBUTES:
-        return emit(tx, "call_function", getattr, [tensor, const(name)], {})
+        return emit(tx, getattr, [tensor, const(name)])
     if real is not None and name in READ_FROM_INPUT:
         return wrap(tx, said_by(tx, real, name), AttrSource(tensor.source, name))
     if name in ("is_leaf", "grad_fn"):
@@ -392,4 +396,4 @@ def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -
         return const(CONVERSIONS[name](known.value)) if name in CONVERSIONS else known
     if name in REFUSED_METHODS or name == "to" and any(type(a) is ObjVal for a in args):
         unsupported(tx, f"Tensor.{name}() needs the numbers of the tensor or changes what it is")
-    return emit(tx, "call_method", name, [tensor, *args], kwargs)
+    return emit(tx, name, [tensor, *args], kwargs)

@@ -257,14 +257,14 @@ def one_pass(walk: Walk, outputs: list, wanted: list, tangents: AbstractValue, s
     further = {"create_graph": Const(value=True)} if walk.create else {}
     if stops:
         further["stops"] = TupleVal(items=stops)
-    result = emit(tx, "call_function", gradients, [TupleVal(items=outputs), TupleVal(items=wanted), tangents,
-                                                   Const(value=walk.retain or walk.several), Const(value=walk.keep)], further)
+    result = emit(tx, gradients, [TupleVal(items=outputs), TupleVal(items=wanted), tangents,
+                                 Const(value=walk.retain or walk.several), Const(value=walk.keep)], further)
     if not walk.retain:
         autograd(tx).consumed |= saving
     for leaf, gradient in zip(wanted, result.items):
         if type(gradient) is TensorVal:
             before = walk.found.get(leaf)
-            walk.found[leaf] = gradient if before is None else emit(tx, "call_function", torch.add, [before, gradient], {})
+            walk.found[leaf] = gradient if before is None else emit(tx, torch.add, [before, gradient])
 
 
 def arrive(walk: Walk, leaf: TensorVal, gradient: AbstractValue) -> None:
@@ -405,7 +405,7 @@ def backward(tx: Tracer, tensors, grad_tensors=NONE, retain_graph=NONE, create_g
             return
         if hooks or points_before(tx, outputs):                         # a hook may have kept it, or returned what is used elsewhere
             one = TupleVal(items=[changed])
-            changed, = emit(tx, "call_function", to_be_kept, [one, TupleVal(items=[leaf]), one], {}).items
+            changed, = emit(tx, to_be_kept, [one, TupleVal(items=[leaf]), one]).items
         accumulate(tx, leaf, changed, bool(create_graph.value))
         if later:
             call(tx, wrap(tx, tell_hooks), [TupleVal(items=later), leaf], {})
@@ -423,11 +423,11 @@ def accumulate(tx: Tracer, leaf: TensorVal, gradient: TensorVal, create_graph: b
     if type(present) is Const:                          # None
         set_gradient(tx, leaf, gradient)
     elif create_graph:
-        set_gradient(tx, leaf, emit(tx, "call_method", "add", [present, gradient], {}))
+        set_gradient(tx, leaf, emit(tx, "add", [present, gradient]))
     elif present.fake.requires_grad or present.fake.layout != gradient.fake.layout:
         unsupported(tx, "backward() into a gradient that itself requires a gradient")
     else:
-        emit(tx, "call_method", "add_", [present, gradient], {})
+        emit(tx, "add_", [present, gradient])
 
 
 # %% [markdown]
@@ -483,8 +483,8 @@ handle_clearing(torch.nn.Module.zero_grad, clear_module, lambda fields: "_is_rep
 def retain(tx: Tracer, tensor: TensorVal, gradient: AbstractValue):
     if type(gradient) is TensorVal:
         present = gradient_of(tx, tensor)
-        autograd(tx).gradients[tensor] = emit(tx, "call_function", torch.add, [present, gradient], {}) if type(present) is TensorVal else \
-            emit(tx, "call_method", "clone", [gradient], {"memory_format": Const(value=torch.contiguous_format)})
+        autograd(tx).gradients[tensor] = emit(tx, torch.add, [present, gradient]) if type(present) is TensorVal else \
+            emit(tx, "clone", [gradient], {"memory_format": Const(value=torch.contiguous_format)})
 
 
 # %% [markdown]
@@ -547,7 +547,7 @@ def grad(tx: Tracer, outputs, inputs, grad_outputs=NONE, retain_graph=NONE, crea
     differentiate(tx, outputs, wanted, tangents, retain_graph, create_graph, arrived)
     result = [found[w] for w in wanted]
     if materialize_grads.value:
-        result = [emit(tx, "call_function", torch.zeros_like, [w], {}) if type(g) is Const else g for w, g in zip(wanted, result)]
+        result = [emit(tx, torch.zeros_like, [w]) if type(g) is Const else g for w, g in zip(wanted, result)]
     elif any(type(g) is Const for g in result) and not (allow_unused is not NONE and allow_unused.value):
         unsupported(tx, "torch.autograd.grad() for a tensor that is not used")
     return TupleVal(items=result)

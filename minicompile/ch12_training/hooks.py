@@ -113,7 +113,7 @@ def cross(tx: Tracer, tensors: list[TensorVal], of_module: bool) -> Crossing:
     if tx.effects.pure_since or tx.outer is not None:
         unsupported(tx, "a hook that is registered in code that is not run exactly once")
     before = [TensorVal(node=t.node, fake=t.fake) for t in tensors]
-    after = emit(tx, "call_function", passed, tensors, {}).items
+    after = emit(tx, passed, tensors).items
     point = Crossing(before=before, after=after, of_module=of_module)
     autograd(tx).points[next(t.fake.grad_fn for t in after if t.fake.grad_fn is not None)] = point
     return point
@@ -239,8 +239,7 @@ def changed_at_point(tx: Tracer, point: Crossing, gradients: list[AbstractValue]
     """What flows on from a point, for each of its tensors a gradient or None."""
     if not point.of_module:
         return [changed_by_hooks(tx, list(point.hooks.values()), gradients[0], create_graph)]
-    results = [g if type(g) is TensorVal else emit(tx, "call_function", torch.zeros_like, [t], {})
-               for g, t in zip(gradients, point.before)]
+    results = [g if type(g) is TensorVal else emit(tx, torch.zeros_like, [t]) for g, t in zip(gradients, point.before)]
     if not point.hooks:
         return results
     items = unpack(tx, call(tx, wrap(tx, run_hooks), [

@@ -88,7 +88,7 @@ def scaling_method(name: str, keyword: str):
     def scaled(tx: Tracer, self: TensorVal, *args, **kwargs):
         """self.name(operand, ..., keyword=number)"""
         if type(number := kwargs.get(keyword)) is TensorVal and args and not number.fake.requires_grad:
-            args = [emit(tx, "call_function", torch.mul, [args[0], number], {}), *args[1:]]
+            args = [emit(tx, torch.mul, [args[0], number]), *args[1:]]
             kwargs = {k: v for k, v in kwargs.items() if k != keyword}
         return call_tensor_method(tx, self, name, args, kwargs)
 
@@ -102,8 +102,8 @@ for _name, _keyword in SCALES.items():
 def foreach_add_(tx: Tracer, tensors, others, *args, **kwargs):
     """torch._foreach_add_(tensors, others, alpha=number)"""
     if type(number := kwargs.get("alpha")) is TensorVal and not number.fake.requires_grad:
-        others, kwargs = emit(tx, "call_function", torch._foreach_mul, [others, number], {}), {}
-    return emit(tx, "call_function", torch._foreach_add_, [tensors, others, *args], kwargs)
+        others, kwargs = emit(tx, torch._foreach_mul, [others, number]), {}
+    return emit(tx, torch._foreach_add_, [tensors, others, *args], kwargs)
 
 # %% [markdown]
 # The fused operators take the learning rate as a C++ number, which cannot be a symbol. Their other overloads take it as
@@ -115,8 +115,8 @@ def handle_fused(operator):
     def fused(tx: Tracer, *args, **kwargs):
         """A fused update of many parameters."""
         if type(lr := kwargs.get("lr")) is SymVal:
-            kwargs["lr"] = emit(tx, "call_function", torch.scalar_tensor, [lr], {"dtype": Const(value=torch.float64)})
-        return emit(tx, "call_function", operator, args, kwargs)
+            kwargs["lr"] = emit(tx, torch.scalar_tensor, [lr], {"dtype": Const(value=torch.float64)})
+        return emit(tx, operator, args, kwargs)
 
 
 for _name in ("adam", "adamw", "sgd"):

@@ -89,7 +89,7 @@ def scanned(tx, combined, leaves: list, dim: int) -> list:
 
     def every(xs, start, stop=None, step=None):
         index = TupleVal(items=[*[const(slice(None))] * dim, const(slice(start, stop, step))])
-        return [emit(tx, "call_function", operator.getitem, [x, index], {}) for x in xs]
+        return [emit(tx, operator.getitem, [x, index]) for x in xs]
 
     odd = scanned(tx, combined, combined(every(leaves, 0, n - 1, 2), every(leaves, 1, None, 2)), dim)
     even = every(leaves, 0, 1)
@@ -97,17 +97,16 @@ def scanned(tx, combined, leaves: list, dim: int) -> list:
         before = odd if n % 2 else every(odd, 0, n // 2 - 1)
         even = concatenated(tx, torch.cat, even, combined(before, every(leaves, 2, None, 2)), dim)
     pairs = concatenated(tx, torch.stack, every(even, 0, n // 2) if n % 2 else even, odd, dim + 1)
-    out = [emit(tx, "call_method", "flatten", [x, const(dim), const(dim + 1)], {}) for x in pairs]
+    out = [emit(tx, "flatten", [x, const(dim), const(dim + 1)]) for x in pairs]
     return concatenated(tx, torch.cat, out, every(even, n // 2, None), dim) if n % 2 else out
 
 
 def concatenated(tx, function, left: list, right: list, dim: int) -> list:
-    return [emit(tx, "call_function", function, [TupleVal(items=[a, b]), const(dim)], {})
-            for a, b in zip(left, right)]
+    return [emit(tx, function, [TupleVal(items=[a, b]), const(dim)]) for a, b in zip(left, right)]
 
 
 def flipped(tx, x, dim):
-    return emit(tx, "call_method", "flip", [x, const(dim)], {})
+    return emit(tx, "flip", [x, const(dim)])
 
 
 # %% [markdown]

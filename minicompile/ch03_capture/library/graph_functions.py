@@ -62,7 +62,7 @@ def call_graph_function(tx: Tracer, function, args, kwargs) -> AbstractValue:
     out = kwargs.get("out", NONE)
     if out is not NONE:
         return call_with_out(tx, function, args, {k: v for k, v in kwargs.items() if k != "out"}, out)
-    return emit(tx, "call_function", function, args, name_device(function, kwargs))
+    return emit(tx, function, args, name_device(function, kwargs))
 
 
 # %% [markdown]
@@ -80,10 +80,10 @@ def call_with_out(tx: Tracer, function, args, kwargs, out: AbstractValue) -> Abs
     if packet is None or not inputs or {*map(type, outs)} != {TensorVal} or len(set(outs)) < len(outs):
         unsupported(tx, reason)
     tags = {tag for overload in packet.overloads() for tag in getattr(packet, overload).tags}
-    fakes, found = [o.fake for o in outs], emit(tx, "call_function", function, args, kwargs)
+    fakes, found = [o.fake for o in outs], emit(tx, function, args, kwargs)
     results = found.items if type(found) is TupleVal else [found]
     with torch.autocast(inputs[0].device.type, enabled=False):              # which leaves a call with `out=` alone
-        uncast = run_fake(tx, "call_function", function, fake_args, fake_kwargs)
+        uncast = run_fake(tx, function, fake_args, fake_kwargs)
     if torch.Tag.nondeterministic_seeded in tags or len(results) != len(outs) or \
             [r.fake.dtype for r in results] != [r.dtype for r in (uncast if type(found) is TupleVal else [uncast])]:
         unsupported(tx, reason)
@@ -92,12 +92,11 @@ def call_with_out(tx: Tracer, function, args, kwargs, out: AbstractValue) -> Abs
         if (result.shape, result.dtype, result.device) != (fake.shape, fake.dtype, fake.device) or shared or \
                 any(f is fake for f in inputs) and torch.Tag.pointwise not in tags:
             unsupported(tx, reason)
-    checked = run_fake(tx, "call_function", function, fake_args,
-                       {**fake_kwargs, "out": fakes if len(outs) > 1 else fakes[0]})
+    checked = run_fake(tx, function, fake_args, {**fake_kwargs, "out": fakes if len(outs) > 1 else fakes[0]})
     if any(type(fake.grad_fn).__name__ == "NotImplemented" for fake in fakes):             # a history that only raises
         unsupported(tx, reason)
     for o, result in zip(outs, results):
-        emit(tx, "call_method", "copy_", [o, result], {})
+        emit(tx, "copy_", [o, result])
     if checked is None:
         return NONE
     return TupleVal(items=outs, cls=type(checked)) if len(outs) > 1 else outs[0]

@@ -207,22 +207,22 @@ def select_symbolic(tx, tensor, key) -> AbstractValue | None:
         out += fresh or type(p) is SliceVal
         dim += not fresh
         new.append(p)
-    result = emit(tx, "call_function", operator.getitem, [tensor, TupleVal(items=new)], {})
+    result = emit(tx, operator.getitem, [tensor, TupleVal(items=new)])
     for d in picked:
-        result = emit(tx, "call_method", "select", [result, const(d), const(0)], {})
+        result = emit(tx, "select", [result, const(d), const(0)])
     return result
 
 
 @method(TensorVal, "__getitem__")
 def item_of_tensor(tx, self, key):
-    return select_symbolic(tx, self, key) or emit(tx, "call_function", operator.getitem, [self, key], {})
+    return select_symbolic(tx, self, key) or emit(tx, operator.getitem, [self, key])
 
 
 @method(TensorVal, "__setitem__")
 def store_in_tensor(tx, self, key, value):
     place = select_symbolic(tx, self, key)
     target = [self, key] if place is None else [place, const(Ellipsis)]
-    emit(tx, "call_function", operator.setitem, [*target, value], {})
+    emit(tx, operator.setitem, [*target, value])
 
 
 @method(TensorVal, "__len__")

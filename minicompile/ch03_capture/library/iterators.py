@@ -53,7 +53,7 @@ def iterate_set(tx, self):
 def iterate_tensor(tx, self):
     if self.fake.dim() == 0:
         unsupported(tx, "iterating over a 0-d tensor")
-    return IterVal(it=iter(emit(tx, "call_method", "unbind", [self], {}).items))
+    return IterVal(it=iter(emit(tx, "unbind", [self]).items))
 
 
 METHODS.update(dict.fromkeys([(IterVal, "__iter__"), (GenVal, "__iter__")], lambda tx, self: self))

@@ -67,14 +67,14 @@ def of_integers(function):
 @handles(abs)
 def absolute(tx, value):
     if type(value) is TensorVal:
-        return emit(tx, "call_function", torch.abs, [value], {})
+        return emit(tx, torch.abs, [value])
     return unary(tx, "abs", value)
 
 
 @handles(round)
 def rounded(tx, value, digits=None):
     if type(value) is TensorVal:
-        return emit(tx, "call_function", torch.round, [value], {} if digits is None else {"decimals": digits})
+        return emit(tx, torch.round, [value], {} if digits is None else {"decimals": digits})
     more = [] if digits in (None, NONE) else [digits]
     if type(value) is SymVal and not more:
         return whole_number(tx, round, value)

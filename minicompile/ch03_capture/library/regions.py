@@ -101,8 +101,7 @@ def apply_function(tx: Tracer, function: ObjVal, *args) -> AbstractValue:
 
 def alias_of_input(tx, output, args):
     """Autograd never returns the very tensor it was given."""
-    return emit(tx, "call_method", "view_as", [output, output], {}) if any(output is a for a in args
-                                                                          if type(a) is TensorVal) else output
+    return emit(tx, "view_as", [output, output]) if any(output is a for a in args if type(a) is TensorVal) else output
 
 
 def shares_memory(tensor: TensorVal, args) -> bool:
@@ -144,7 +143,7 @@ def join(tx: Tracer, function, ctx, args, needs, raw, fixed):
                   {n: (place[n], n in saved) for n in lifted}, graphs,
                   getattr(function.real.backward, "__code__", None) is once_differentiable(join).__code__)
     values = [*tensors, *inputs, *(Lifted(node=n) for n in others)]
-    return iter(emit(tx, "call_function", joined_function(spec), values, {}).items)
+    return iter(emit(tx, joined_function(spec), values).items)
 
 
 @dataclass(eq=False)
@@ -187,7 +186,7 @@ def trace_backward(tx, function, ctx, args, needs, raw, case, lifted) -> tuple:
 
 
 def tangent_for(tx, graph, output: TensorVal) -> TensorVal:
-    fake = run_fake(tx, "call_function", torch.empty_like, (output.fake,), {})
+    fake = run_fake(tx, torch.empty_like, (output.fake,), {})
     node = graph.placeholder(f"grad_{len(graph.nodes)}")
     node.meta.update(val=fake, location=None, origins=())
     return tx.tensors.of_fake.setdefault(id(fake), TensorVal(node=node, fake=fake))

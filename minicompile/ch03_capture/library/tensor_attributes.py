@@ -37,7 +37,7 @@ def data(tx, tensor):
     for value in tx.tensors.of_fake.values():
         if storage_key(value.fake) == storage_key(tensor.fake):
             value.number, value.updates = None, ((), -1)
-    return emit(tx, "call_function", getattr, [tensor, const("data")], {})
+    return emit(tx, getattr, [tensor, const("data")])
 
 
 def of_written(tx, tensor, name, answer):

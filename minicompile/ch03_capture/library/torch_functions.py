@@ -105,14 +105,14 @@ HANDLED.update({
 def one_hot(tx, *args, **kwargs):
     """Of fakes PyTorch computes it by a comparison, whose result lies as its operand does; otherwise it fills in a new tensor,
     after a look at the classes on a CPU."""
-    compared = emit(tx, "call_function", torch.nn.functional.one_hot, args, kwargs)
+    compared = emit(tx, torch.nn.functional.one_hot, args, kwargs)
     x = args[0] if args else kwargs["input"]
     if type(x) is TensorVal and x.fake.device.type == "cpu":
         for compare, bound, error in (("ge", const(0), "Class values must be non-negative."),
                                       ("lt", wrap_constant(tx, compared.fake.shape[-1]), "Class values must be smaller than num_classes.")):
-            holds = emit(tx, "call_function", torch.all, [emit(tx, "call_method", compare, [x, bound], {})], {})
-            emit(tx, "call_function", torch._assert_async, [holds, const(error)], {})
-    return emit(tx, "call_method", "contiguous", [compared], {})
+            holds = emit(tx, torch.all, [emit(tx, compare, [x, bound])])
+            emit(tx, torch._assert_async, [holds, const(error)])
+    return emit(tx, "contiguous", [compared])
 
 
 @handles(torch.as_tensor, torch.asarray)
@@ -145,7 +145,7 @@ def make_tensor(function, tx, /, *args, **kwargs) -> AbstractValue:
         if scalar is not None and function is not torch.scalar_tensor:
             dtype = torch.tensor(scalar(0)).dtype
         kwargs = {"dtype": const(dtype), **kwargs}
-        return emit(tx, "call_function", torch.full, [const(()), args[0]], kwargs)
+        return emit(tx, torch.full, [const(()), args[0]], kwargs)
     if function is not torch.scalar_tensor and (dtype := numpy_dtype(tx, args)):
         fx_kwargs.setdefault("dtype", dtype)
     node = tx.graph.create_node("call_function", function, fx_args, fx_kwargs)
@@ -157,8 +157,8 @@ def make_tensor(function, tx, /, *args, **kwargs) -> AbstractValue:
     except Exception as error:
         unsupported(tx, f"torch.tensor raised {type(error).__name__}: {error}")
     device = torch.device(fx_kwargs.get("device") or "cpu")
-    result = run_fake(tx, "call_function", torch.empty, (tuple(real.shape),),
-                      {"dtype": real.dtype, "device": device, "requires_grad": real.requires_grad})
+    result = run_fake(tx, torch.empty, (tuple(real.shape),), {
+        "dtype": real.dtype, "device": device, "requires_grad": real.requires_grad})
     made = wrap_result(tx, node, result)
     if real.dim() == 0 and device.type == "cpu" and not real.requires_grad and not real.is_complex():
         made.number = const(real.item()), result._version
