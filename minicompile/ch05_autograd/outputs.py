@@ -18,10 +18,18 @@ def complex_results(joint: Joint) -> list[int]:
     return [i for i, node in enumerate(joint.gm.graph.output_node().args[0][:joint.results]) if node.meta["val"].is_complex()]
 
 
+def moved_to_zero(t: torch.Tensor) -> torch.Tensor:
+    """A copy of all the memory from the first element of `t` to its last, seen as `t` sees it."""
+    if t.is_conj():
+        return moved_to_zero(t.conj()).conj()
+    length = t.numel() and 1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride()))
+    return t.as_strided((length,), (1,)).clone().as_strided(t.shape, t.stride())
+
+
 def as_new(results: Sequence, complex_ones: list[int]) -> tuple:
     """The `results` of a graph as tensors that an operator has made."""
     if complex_ones:
-        results = [r.clone() if i in complex_ones and r.storage_offset() else r for i, r in enumerate(results)]
+        results = [moved_to_zero(r) if i in complex_ones and r.storage_offset() else r for i, r in enumerate(results)]
     return tuple([r.detach() if isinstance(r, torch.Tensor) and r._is_view() else r for r in results])
 
 

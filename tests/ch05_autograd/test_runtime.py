@@ -517,6 +517,16 @@ def test_a_result_that_lies_within_larger_memory_may_be_written(dtype, grad, cha
         torch.testing.assert_close(*[torch.autograd.grad(loss, z)[0] for loss in (got, want)])
 
 
+@pytest.mark.parametrize("look", [lambda y: y[..., 1:], lambda y: y[1:].mT, lambda y: y[2].expand(3, -1), lambda y: y[1].unfold(0, 3, 1),
+                                  lambda y: y[4:], lambda y: y[1].conj()])
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_complex_result_lies_as_eagers(look, grad):
+    z = torch.randn(4, 6, dtype=torch.complex64, requires_grad=grad)
+    got, want = compile_function(lambda z: look(z * 2), [z])(z)[0], look(z * 2)
+    assert (got.shape, got.stride(), got.is_conj()) == (want.shape, want.stride(), want.is_conj())
+    torch.testing.assert_close(got, want)
+
+
 def test_provenance_reaches_backward():
     c = compile_function(lambda x: x.sin(), [rand(3)])
     assert all(n.meta["origins"] for n in c.partition.backward.graph.nodes if n.op == "call_function")

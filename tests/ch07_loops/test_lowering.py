@@ -120,12 +120,14 @@ def test_integers_become_half_values_before_they_are_computed_with(dtype, backen
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("ends", [(-1, 1), (0.1, 0.7), (2, -5), (True, 3), (1e3, 1e-3)])
+@pytest.mark.parametrize("ends", [(-1, 1), (0.1, 0.7), (2, -5), (True, 3), (1e3, 1e-3), (1j, 2.5),
+                                  (torch.tensor(1j), 2.0), (1, torch.tensor(2j)), (torch.tensor(1j), torch.tensor(3.0))])
+@pytest.mark.filterwarnings("error")
 def test_evenly_spaced_numbers_are_eagers(ends):
     def f(x):
-        return [torch.linspace(*ends, n) for n in (2, 3, 7, 16, 33, 257, 1000)], x + 1
-    for found, expected in zip(minicompile.compile(f, backend="loops")(R(1))[0], f(R(1))[0]):
-        assert torch.equal(found, expected)
+        return [torch.linspace(*ends, n) for n in (2, 3, 7, 16, 33, 257, 1000)] + [torch.logspace(*ends, 3)], x + 1
+    for found, expected in zip(minicompile.compile(f, backend="cpp")(R(1))[0], f(R(1))[0]):
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
 
 
 def test_an_element_does_not_depend_on_the_node_that_asks_for_it():

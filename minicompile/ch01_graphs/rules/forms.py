@@ -13,6 +13,7 @@ import torch
 from ..corrections import COPYING, CPU_FORMS, FORMS, OPERANDS, as_promoted, elementwise, like_a_copy, outside, restrided, row_by_row
 from ..layouts import copied_strides, strides_in_order
 from ..symbolic import present
+from .operators import overloads
 
 aten = torch.ops.aten
 
@@ -200,6 +201,12 @@ def _norm(out, x, ord=2, dim=None, keepdim=False, *_):
     return _reduced(restrided(out.reshape(total.shape), total.stride()))
 
 
+def _spaced(out, start, end, *_):
+    """Between ends one of which is complex, complex numbers; the meta kernel does not look at the dtypes of tensors."""
+    ends = any(isinstance(x, complex) or isinstance(x, torch.Tensor) and x.is_complex() for x in (start, end))
+    return out.to(torch.get_default_dtype().to_complex()) if ends and not out.is_complex() else out
+
+
 def _each(form):
     return lambda out, *operands: tuple(form(t, *operands) for t in out)
 
@@ -231,6 +238,7 @@ FORMS.update({
     aten.linalg_matrix_exp.default: _exponential,
     aten.binary_cross_entropy_with_logits.default: lambda out, x, target, *_: like_a_copy(out, target),
     aten.native_layer_norm.default: lambda out, *_: (row_by_row(out[0]), *out[1:]),
+    **dict.fromkeys(overloads(aten.linspace, aten.logspace), _spaced),
 })
 CPU_FORMS.update({
     aten.convolution.default: _convolution_layout,

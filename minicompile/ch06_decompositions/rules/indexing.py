@@ -436,7 +436,7 @@ def arange(*bounds, dtype=None, layout=None, device=None, pin_memory=None):
 @decomposition("linspace")
 def linspace(start, end, steps, *, dtype=None, layout=None, device=None, pin_memory=None):
     dtype = dtype or torch.get_default_dtype()
-    if dtype not in (torch.float32, torch.float64) or steps < 2:
+    if dtype not in (torch.float32, torch.float64) or steps < 2 or any(isinstance(x, complex) for x in (start, end)):
         return NotImplemented
     held = float_function("float32" if dtype is torch.float32 else "float")
     start, end = held(start), held(end)
