@@ -177,7 +177,8 @@ def numbers_differ(a, b, path, others, dtype: str):
     decided = ((others.isfinite() == kinds[0]) & (others.isnan() == kinds[1]) & (kinds[0] | kinds[1] | (others == a))).all(0)
     both = a.isfinite() & b.isfinite()
     eps, scale = torch.finfo(getattr(torch, dtype.removeprefix("torch."))), a[a.isfinite()].abs().amax() if a.isfinite().any() else 0.0
-    slack = (2.0 if eps.bits < 32 else 8.0) * eps.eps * (a.abs() + scale) + 4 * eps.smallest_normal * eps.eps
+    slack = (2.0 if eps.bits < 32 else 8.0) * eps.eps * (a.abs() + scale)
+    slack += max(4 * eps.smallest_normal * eps.eps, torch.finfo(torch.float32).smallest_normal)     # below it a GPU may have zeros
     near = both & ((a - b).abs() <= 4 * (others - a).abs().amax(0) + slack)
     wrong = (decided & ~(near | (a == b) | (a.isnan() & b.isnan()))).nonzero().flatten().tolist()
     return (f"{path}[{wrong[0]}] and {len(wrong) - 1} more", a[wrong[0]].item(), b[wrong[0]].item()) if wrong else None
