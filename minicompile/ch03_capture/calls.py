@@ -32,6 +32,7 @@ from .library.numpy_functions import call_numpy
 from .lookup import MISSING, lookup, python_method
 from .methods import call_handler, call_method
 from .operations import emit_float, fold
+from .protocol import method
 from .tracer import CALLS, Tracer, answer, call, constant_source, enter_namespace, is_library, location, plain_python, unsupported
 from .values import (
     AbstractValue, BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MethodName,
@@ -65,7 +66,8 @@ def call_new_function(tx, function, args, kwargs):
 # A real function or class -> handler(tx, *args, **kwargs), values in, a value out
 HANDLED = Table()
 handles = HANDLED.of
-HANDLED_KINDS = (type, types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper)
+HANDLED_KINDS = (type, types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper, types.MethodDescriptorType,
+                 types.WrapperDescriptorType)
 # A functional given one of these, or `out=`, is inlined instead
 NO_ARGUMENT = (ObjVal, FuncVal, MethodVal, PartialVal)
 
@@ -263,7 +265,7 @@ def call_builtin(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
 # %% [markdown]
 # The same method can be reached from the class: `list.append(l, 1)`, or `object.__setattr__(self, "x", v)`
 # in a class whose own `__setattr__` does something besides. Then the first argument is the object. The
-# methods of `object` itself are the ends of all chains of `super()`, and are written down in a table.
+# methods of `object` itself are the ends of all chains of `super()`, and have handlers.
 #
 # Some methods of an `OrderedDict` reach the items of an object of a derived class through what that class has
 # written for them. Those of a dict do not, but for one: `copy` looks whether there is another `__iter__`.
@@ -287,34 +289,27 @@ def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue
     if not args:
         unsupported(tx, f"{describe(function)}() without an object")
     owner, name, self = real.__objclass__, real.__name__, args[0]
-    if real is type.__call__:
-        return make_instance(tx, self, args[1:], kwargs)
     if owner is object:
-        if name not in OBJECT_METHODS:
-            unsupported(tx, f"object.{name}")
-        return call_handler(tx, lambda: f"object.{name}", OBJECT_METHODS[name], args, kwargs)
+        unsupported(tx, f"object.{name}")
     if type(self) is ObjVal and issubclass(owner, (dict, list)) and (contents := dict_contents(tx, self)) is not None:
         if asks_its_class(self.cls, owner, name):
             unsupported(tx, f"{owner.__name__}.{name} of {describe(self)}, whose class has a say in it")
         result = call_method(tx, contents, name, args[1:], kwargs)
         return self if result is contents else result
-    if issubclass(owner, BaseException) and name == "__init__":
-        if type(self) is not ExcVal:
-            unsupported(tx, "__init__ of an exception that existed before")
-        self.args = list(args[1:])
-        return NONE
     if not issubclass(self.cls, owner) or type(self) is ObjVal and python_method(self.cls, name):       # which is not the one that is asked
         unsupported(tx, f"{owner.__name__}.{name} of {describe(self)}")
     return call_method(tx, self, name, args[1:], kwargs)
 
 
-OBJECT_METHODS = {
-    "__setattr__": lambda tx, self, name, value: store_attribute(tx, self, name.value, value),
-    "__delattr__": lambda tx, self, name: store_attribute(tx, self, name.value, None),
-    "__getattribute__": lambda tx, self, name: get_plainly(tx, self, name.value),
-    "__init__": lambda tx, self, *args: NONE,
-    "__eq__": lambda tx, self, other: boolean(self is other),
-    "__ne__": lambda tx, self, other: boolean(self is not other)}
+HANDLED.update({
+    object.__setattr__: lambda tx, self, name, value: store_attribute(tx, self, name.value, value),
+    object.__delattr__: lambda tx, self, name: store_attribute(tx, self, name.value, None),
+    object.__getattribute__: lambda tx, self, name: get_plainly(tx, self, name.value),
+    object.__init__: lambda tx, self, *args: NONE,
+    object.__eq__: lambda tx, self, other: boolean(self is other),
+    object.__ne__: lambda tx, self, other: boolean(self is not other),
+    type.__call__: lambda tx, cls, *args, **kwargs: make_instance(tx, cls, args, kwargs),
+})
 
 
 # %% [markdown]
@@ -420,11 +415,18 @@ def make_exception(tx, cls, args, kwargs):
     exc = ExcVal(cls=cls, args=list(args))
     if init is not None:
         call(tx, wrap(tx, init), [exc, *args], kwargs)
-    elif kwargs and issubclass(cls, NAMING):
-        exc.attrs.update(kwargs)
-    elif kwargs:
-        user_error(TypeError, f"{cls.__name__}() takes no keyword arguments")
+    else:
+        fill_exception(tx, exc, *args, **kwargs)
     return exc
+
+
+@method(ExcVal, "__init__")
+def fill_exception(tx, exc, *args, **named):
+    """The `__init__` of the classes in C."""
+    if named and not issubclass(exc.cls, NAMING):
+        user_error(TypeError, f"{exc.cls.__name__}() takes no keyword arguments")
+    exc.args = list(args)
+    exc.attrs.update(named)
 
 
 def is_group(tx, message=None, members=None, *more) -> bool:

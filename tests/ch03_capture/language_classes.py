@@ -1390,6 +1390,27 @@ class TypoModule(torch.nn.Module):
 TYPO = TypoModule()
 
 
+class Unfound(ImportError):
+    def __init__(self, text, name):
+        super().__init__(text, name=name)
+
+
+class Reworded(Exception):
+    def __init__(self, text, **more):
+        super().__init__(text + "!", **more)
+
+
+@program
+def an_exception_passes_its_arguments_on(x):
+    found = []
+    for make in (lambda: Unfound("not here", "there"), lambda: Reworded("why"), lambda: Reworded("why", because=1)):
+        try:
+            raise make()
+        except Exception as error:
+            found.append((type(error).__name__, repr(error), error.name if isinstance(error, ImportError) else None))
+    return x + 1, found
+
+
 @program
 def attribute_errors_ask_getattr(x):
     falling, hiding, module, said = Falling(), Hiding(), TYPO, []

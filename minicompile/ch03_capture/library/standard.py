@@ -40,7 +40,7 @@ from ...ch01_graphs.fake import storage_key
 from ...ch02_guards.identity import HEAP_TYPE
 from ...ch02_guards.sources import AttrSource, CallSource
 from ..attributes import get_attribute
-from ..calls import BY_CODE, HANDLED, OBJECT_METHODS, REAL_CALLS, handles, inline_code, inline_function, refuse_weak
+from ..calls import BY_CODE, HANDLED, REAL_CALLS, handles, inline_code, inline_function, refuse_weak
 from ..effects import effect_free
 from ..exceptions import user_error, user_errors
 from ..interpreter import handled_exception, read_cell, read_local, unless_raised
@@ -330,7 +330,7 @@ def state_of_object(tx, self):
     return TupleVal(items=[fields, dict_of(slots)]) if slots else fields
 
 
-OBJECT_METHODS.update({"__reduce_ex__": reduce_object, "__getstate__": state_of_object})
+HANDLED.update({object.__reduce_ex__: reduce_object, object.__getstate__: state_of_object})
 
 
 @method(TensorVal, "__deepcopy__")
