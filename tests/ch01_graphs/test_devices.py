@@ -46,7 +46,9 @@ def fake(t, device):
     (aten.addcmul.default, "g2 g2 c0", "cuda"), (aten.addcmul.default, "g2 c0 g2", "refused"),
     (aten.addcdiv.default, "g2 g2 c0", "refused"), (aten.lerp.Tensor, "g2 g2 c0", "cuda"), (aten.lerp_.Tensor, "g2 c0 g2", "refused"),
     (aten.copy_.default, "c2 g2", "cpu"), (aten.fill_.Tensor, "c2 g0", "cpu"), (aten.polar.default, "g2 c0", "refused"),
-    (aten.bucketize.Tensor, "c0 g1", "refused"), (aten.mm.default, "g2 c2", "refused"), (aten.silu_backward.default, "g2 c0", "refused")])
+    (aten.bucketize.Tensor, "c0 g1", "refused"), (aten.ldexp.Tensor, "c0 g1", "cuda"),
+    (aten.ldexp.Tensor, "c0 g0", "refused"), (aten.ldexp.Tensor, "g1 c0", "refused"),
+    (aten.mm.default, "g2 c2", "refused"), (aten.silu_backward.default, "g2 c0", "refused")])
 def test_where_a_fake_may_be(op, operands, expected):
     args = [fake(torch.ones((2,) * int(dims)), GPU if kind == "g" else CPU) for kind, dims in operands.split()]
     assert outcome(run_on_fakes, op, args, {}) == expected

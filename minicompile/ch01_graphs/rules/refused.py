@@ -58,6 +58,14 @@ def check_fill(func, *args, dtype=None, **kwargs) -> None:
             torch.full((min(math.prod(map(present, *args[:-1])), 2),) if args[:-1] else (), args[-1], dtype=dtype)
 
 
+@REFUSALS.of(aten.ldexp.Tensor)
+def check_exponents(func, x, exponents) -> None:
+    """The power of two is written to: beside exponents that have dims `x` may be a number of a CPU, and they never."""
+    if x.device != exponents.device and (x.dim() or not exponents.dim()):
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, "
+                           f"{x.device} and {exponents.device}!")
+
+
 # %% [markdown]
 # A scatter into a view is asked for the view of a fake, which knows its size. Quantized
 # tensors are refused by us: the meta kernels give plain ones.
