@@ -311,16 +311,11 @@ instructions({"JUMP_FORWARD JUMP_BACKWARD JUMP_BACKWARD_NO_INTERRUPT": lambda tx
 
 
 def conditional_jump(name, condition):
-    @opcode(f"POP_JUMP_IF_{name}", f"POP_JUMP_FORWARD_IF_{name}", f"POP_JUMP_BACKWARD_IF_{name}")
-    def pop_jump_if(tx, frame, i, value):
+    @opcode(f"POP_JUMP_IF_{name}", f"POP_JUMP_FORWARD_IF_{name}", f"POP_JUMP_BACKWARD_IF_{name}", f"JUMP_IF_{name}_OR_POP")
+    def jump_if(tx, frame, i, value):
         if condition(tx, frame, value):
             jump(frame, i.argval)
-
-    @opcode(f"JUMP_IF_{name}_OR_POP")
-    def jump_if_or_pop(tx, frame, i, value):
-        if condition(tx, frame, value):
-            jump(frame, i.argval)
-            return value
+            return value if i.opname.endswith("_OR_POP") else None
 
 
 conditional_jump("TRUE", lambda tx, frame, value: truth(tx, value, (frame, frame.ip - 1)))
@@ -441,30 +436,17 @@ def dict_merge(tx, frame, i, other):
     call_method(tx, target, "update", [named])
 
 
-def refuse_to_unpack(value):
-    if type(value) is Const and not hasattr(value.value, "__iter__"):
-        user_error(TypeError, f"cannot unpack non-iterable {type(value.value).__name__} object")
-
-
-@opcode("UNPACK_SEQUENCE")
-def unpack_sequence(tx, frame, i, sequence):
-    refuse_to_unpack(sequence)
-    items = unpack(tx, sequence)
-    if len(items) < i.arg:
-        user_error(ValueError, f"not enough values to unpack (expected {i.arg}, got {len(items)})")
-    if len(items) > i.arg:
-        user_error(ValueError, f"too many values to unpack (expected {i.arg})")
-    return items[::-1]
-
-
-@opcode("UNPACK_EX")
-def unpack_ex(tx, frame, i, sequence):
-    before, after = i.arg & 0xFF, i.arg >> 8
-    refuse_to_unpack(sequence)
-    items = unpack(tx, sequence)
+@opcode("UNPACK_SEQUENCE", "UNPACK_EX")
+def unpack_values(tx, frame, i, sequence):
+    """`a, b = sequence`, or with a star: the `before` names, a list, the `after` names."""
+    if type(sequence) is Const and not hasattr(sequence.value, "__iter__"):
+        user_error(TypeError, f"cannot unpack non-iterable {type(sequence.value).__name__} object")
+    starred, items = i.opname == "UNPACK_EX", unpack(tx, sequence)
+    before, after = (i.arg & 0xFF, i.arg >> 8) if starred else (i.arg, 0)
     end = len(items) - after
     if end < before:
-        user_error(ValueError, f"not enough values to unpack (expected at least {before + after}, "
-                               f"got {len(items)})")
-    return [*items[end:][::-1], ListVal(items=items[before:end]), *items[:before][::-1]]
-
+        user_error(ValueError, f"not enough values to unpack (expected {'at least ' * starred}{before + after}, got {len(items)})")
+    if end > before and not starred:
+        user_error(ValueError, f"too many values to unpack (expected {before})")
+    between = [ListVal(items=items[before:end])] if starred else []
+    return [*items[:before], *between, *items[end:]][::-1]

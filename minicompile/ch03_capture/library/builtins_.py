@@ -30,7 +30,7 @@ from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import length, natively, next_value, unpack, values_of
 from ..lookup import MISSING, is_plain_tuple, lookup, python_method
 from ..operations import Deputy, binary, fold, identical, later, printed, specialize, truth
-from ..protocol import METHODS, special
+from ..protocol import METHODS, method, special
 from ..tracer import answer, bases, call, location, plain_python, unsupported
 from ..values import (
     CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal, PartialVal, SliceVal,
@@ -274,6 +274,7 @@ def total(tx, items, start=ZERO):
     return functools.reduce(lambda a, b: binary(tx, "+", a, b), values_of(tx, items), start)
 
 
+@method(TupleVal, "numel")
 @handles(math.prod)
 def product(tx, items, *, start=ONE):
     return functools.reduce(lambda a, b: binary(tx, "*", a, b), values_of(tx, items), start)

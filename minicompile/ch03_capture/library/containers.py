@@ -9,7 +9,6 @@
 # `touch` has noted what it held before (`effects.py`).
 
 # %%
-import functools
 import itertools
 
 import torch
@@ -19,7 +18,7 @@ from ..effects import touch
 from ..exceptions import user_error, user_errors
 from ..interpreter import advance, unless_raised
 from ..iterate import next_value, unpack, values_of
-from ..operations import Deputy, binary, deputies, specialize, truth
+from ..operations import Deputy, deputies, specialize, truth
 from ..protocol import METHODS, as_dict, method
 from ..subscripts import delete_item, get_item, index_of, is_missing, set_item
 from ..tracer import call, unsupported
@@ -171,17 +170,10 @@ def list_iadd(tx, self, other):
 
 @method(ListVal, "__imul__")
 def list_imul(tx, self, count):
-    count = specialize(count)
-    if type(count) is Const and type(count.value) in (int, bool):
-        guard_keys(tx, self)
+    if repeated(tx, self, count) is not None:
         touch(tx, self)
-        self.items *= count.value
+        self.items *= specialize(count).value
         return self
-
-
-@method(TupleVal, "numel")
-def size_numel(tx, self):
-    return functools.reduce(lambda a, b: binary(tx, "*", a, b), unpack(tx, self), const(1))
 
 
 # %% [markdown]
