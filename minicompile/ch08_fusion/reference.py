@@ -52,7 +52,8 @@ def load_reference(sources: list[KernelSource]) -> list:
             tensors = dict(zip(kernel.tensors, values))
             if isinstance(kernel, KernelList):
                 tensors |= {name: tensors[root] for name, root in kernel.roots.items()}
-            run_kernel(kernel, tensors, sizes)
+            with torch.no_grad():               # a kernel leaves no history, and these are operators
+                run_kernel(kernel, tensors, sizes)
         return run
     return [bind(s) for s in sources]
 

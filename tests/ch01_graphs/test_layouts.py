@@ -136,7 +136,8 @@ def stride_differences(op, choose, count=10, mixed=()):
 
 def operators_of_strides():
     """Elementwise operators, and those of which corrections say where their results lie; but those that consist of a few others."""
-    composed = aten.mvlgamma.default, aten.linalg_vector_norm.default, aten.ldexp.Tensor, aten.native_dropout_backward.default
+    composed = aten.mvlgamma.default, aten.linalg_vector_norm.default, aten.ldexp.Tensor, aten.native_dropout_backward.default, \
+        aten.binary_cross_entropy_backward.default
     packets = [getattr(aten, name) for name in dir(aten) if not name.startswith("__") or name.endswith("shift__")]
     every = [getattr(packet, name) for packet in packets if hasattr(packet, "overloads") for name in packet.overloads()]
     return [op for op in every if (torch.Tag.pointwise in op.tags or op in FORMS or op in COPYING) and op not in composed
@@ -203,6 +204,23 @@ F.binary_cross_entropy_with_logits(x, x, reduction="none") | F.group_norm(x, 1) 
 x.index_add(d, NONE, x.narrow(d, 0, 0)) | x.index_copy(d, NONE, x.narrow(d, 0, 0)) | x.slice_scatter(x.narrow(d, 0, 0), d, 0, 0)
 x.view(-1) | x.unfold(d, 1, 1) | x.split(1, d) | x.reshape(-1) | x.flatten(0, d) | x.squeeze() | x.squeeze(d) | x.unsqueeze(d)
 x.expand(2, *x.shape) | x.mT | x.narrow(d, 0, 1) | x[::2] | x.unflatten(d, (-1, 1)) | x.view(*x.shape, 1) | x.view(1, *x.shape)
+F.scaled_dot_product_attention(x, y, y) | F.scaled_dot_product_attention(x, x, y, is_causal=True) | torch.mvlgamma(x, 2)
+F.nll_loss(x, torch.zeros(x.sum(1).shape, dtype=torch.long), reduction="none") | F.unfold(x, (1, 2), 1, 1, 2) | torch.ldexp(x, y.long())
+torch.ldexp(x[:1], y.long()) | torch.ldexp(x.long(), y) | torch.rand_like(x) | torch.randn_like(x) | torch.randint_like(x, 3)
+F.prelu(x, torch.ones(())) | F.prelu(x, torch.ones(1)) | F.batch_norm(x, MANY[:x.shape[1]], MANY[:x.shape[1]])
+F.batch_norm(x, MANY[:x.shape[1]], MANY[:x.shape[1]], training=True) | F.interpolate(x, scale_factor=2, mode="linear")
+F.grid_sample(x, torch.zeros(x.shape[0], 2, 3, 2))
+torch.native_batch_norm(x, None, None, MANY[:x.shape[1]], MANY[:x.shape[1]], False, 0.1, 1e-5)
+aten.binary_cross_entropy_backward(x, y, y, None, 0) | aten._prelu_kernel_backward(x, y, torch.ones(()).expand(x.shape))
+aten.native_layer_norm_backward(x, y, x.shape, x.sum(), x.sum(), y, y, [True] * 3) | aten._log_softmax_backward_data(x, y, d, x.dtype)
+aten._softmax_backward_data(x, y, d, x.dtype) | aten.log_sigmoid_backward(x, y, x) | aten.hardtanh_backward(x, y, 0.0, 0.5)
+aten.smooth_l1_loss_backward(x, y, x, 0, 1.0) | aten.mse_loss_backward(x, y, y, 0) | aten.huber_loss_backward(x, y, y, 0, 1.0)
+aten.elu_backward(x, 1.0, 1.0, 1.0, False, y) | aten.mish_backward(x, y) | aten.hardswish_backward(x, y) | aten.hardsigmoid_backward(x, y)
+aten.leaky_relu_backward(x, y, 0.1, False) | aten.softplus_backward(x, y, 1.0, 20.0)
+aten.view_copy(x, (-1,)) | aten._reshape_copy(x, (-1,)) | aten.unfold_copy(x, d, 1, 1) | aten.expand_copy(x, (2, *x.shape)) | aten.t_copy(x)
+aten.transpose_copy(x, 0, d) | aten.squeeze_copy(x, d) | aten.unsqueeze_copy(x, d) | aten.diagonal_copy(x, 0, 0, d)
+aten.select_copy(x, d, 0)
+aten.slice_copy(x, d, 0, 1) | aten.split_copy(x, 1, d) | aten.unbind_copy(x, d) | aten.alias_copy(x) | aten.detach_copy(x)
 x.view(torch.int32) | x.view(torch.int16) | x.chunk(2, d) | x.tensor_split(2, d) | x.movedim(0, d) | x.diagonal(0, 0, d)"""
 
 
@@ -210,15 +228,25 @@ x.view(torch.int32) | x.view(torch.int16) | x.chunk(2, d) | x.tensor_split(2, d)
 @pytest.mark.parametrize("text", [text.strip() for line in ALONG.split("\n") for text in line.split("|") if text])
 def test_reductions_and_views_where_sizes_are_0_and_1(text, count=60):
     choose, compared = random.Random(text), 0
-    call = eval(f"lambda x, d: {text}", {"torch": torch, "F": torch.nn.functional, "NONE": torch.arange(0)})
-    for _ in range(count):
-        x = torch.ones(1000).as_strided(*form(choose, [choose.choice([0, 1, 1, 2, 3]) for _ in range(choose.choice([1, 2, 3, 4, 4]))]))
-        d, mode = choose.randrange(x.dim()), FakeMode()
+    call = eval(f"lambda x, y, d: {text}", {"torch": torch, "F": torch.nn.functional, "aten": aten, "NONE": torch.arange(0),
+                                            "MANY": torch.ones(9)})
+
+    def tried(*args):
         try:
-            wanted = call(x, d)
-            with mode:
-                got = call(mode.from_real(x), d)
-        except (RuntimeError, IndexError, ValueError, NotImplementedError, Unsupported):
+            return call(*args)
+        except (RuntimeError, IndexError, ValueError, NotImplementedError, Unsupported) as error:
+            return error
+    for _ in range(count):
+        shape = [choose.choice([0, 1, 1, 2, 3]) for _ in range(choose.choice([1, 2, 3, 4, 4]))]
+        x, y = (torch.ones(1000).as_strided(*form(choose, shape)) for _ in range(2))
+        d, mode = choose.randrange(x.dim()), FakeMode()
+        wanted = tried(x, y, d)
+        with mode:
+            got = tried(mode.from_real(x), mode.from_real(y), d)
+        if isinstance(got, Unsupported):
+            continue
+        assert isinstance(wanted, Exception) == isinstance(got, Exception), (x.shape, x.stride(), d, wanted, got)
+        if isinstance(wanted, Exception):
             continue
         compared += 1
         for a, b in zip(wanted, got, strict=True) if isinstance(wanted, (tuple, list)) else [(wanted, got)]:
@@ -318,3 +346,22 @@ def test_convolutions_of_symbolic_sizes_answer_channels_last(backend):
         got, want = compiled(x), net(x)
         torch.testing.assert_close(got, want)
         assert got.stride() == want.stride(), (n, size, form)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "cpp"])
+def test_a_pooling_along_one_dim_lies_row_by_row(backend):
+    """Where a gradient is wanted it is a pooling over two dims, and else a kernel of its own."""
+    for shape in ((1, 2, 3), (2, 2, 3), (2, 3)):
+        for x in (torch.randn(*shape[:-2], shape[-1], shape[-2]).mT, torch.randn(shape)):
+            for size, needed in itertools.product((1, 2, 3), (False, True)):
+                x = x.detach().requires_grad_(needed)
+                got = minicompile.compile(torch.nn.functional.max_pool1d, backend=backend)(x, size, 2)
+                want = torch.nn.functional.max_pool1d(x, size, 2)
+                assert got.stride() == want.stride() and got.equal(want), (x.shape, x.stride(), size, needed)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_a_product_with_an_empty_vector_has_the_size_of_what_is_added(backend):
+    for shape in ((), (1,), (3,)):
+        x = torch.ones(shape)
+        assert minicompile.compile(torch.addmv, backend=backend)(x, torch.ones(3, 0), torch.ones(0)).shape == x.shape

@@ -1176,3 +1176,9 @@ def test_derivatives_do_not_grow_with_the_sizes(fn, zeros):
         x[list(zeros)] = 0
         sizes.append(len(check(fn, x.requires_grad_(), exact=False).joint.gm.graph.nodes))
     assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "decomposed", "loops", "cpp"])
+def test_a_graph_of_which_no_gradient_is_wanted_leaves_no_history(backend):
+    compiled = minicompile.compile(lambda x: torch.autograd.grad(x.sin().sum(), x)[0].abs(), backend=backend)
+    assert not compiled(torch.ones(3, requires_grad=True)).requires_grad

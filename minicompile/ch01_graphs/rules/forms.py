@@ -43,13 +43,28 @@ def _convolution_layout(out, x, weight, *_):
     return torch.empty(out.shape, dtype=out.dtype, device="meta", memory_format=form)
 
 
+def _in_channels_last(out):
+    return restrided(out, strides_in_order(out.shape, (1, *range(out.dim() - 1, 1, -1), 0)))
+
+
 def _rows_or_channels_last(out, x, *_):
     """Channels last if `x` lies so, and otherwise row by row; meta kernels keep the order of `x`, whatever it is."""
-    return restrided(out, strides_in_order(out.shape, (1, *range(out.dim() - 1, 1, -1), 0))) if _channels_last(x) else row_by_row(out)
+    return _in_channels_last(out) if _channels_last(x) else row_by_row(out)
 
 
 def _batch_norm_layout(out, x, *_):
-    return out if out[0] is None else (_rows_or_channels_last(out[0], x), *out[1:])
+    """The same, but where sizes of 1 leave it open how an operand without gaps lies, it lies row by row, or else channels last."""
+    if out[0] is None:
+        return out
+    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    last = form and not x.is_contiguous() and (_channels_last(x) or x.is_contiguous(memory_format=form))
+    return (_in_channels_last(out[0]) if last else row_by_row(out[0])), *out[1:]
+
+
+def _batch_norm(out, x, weight, bias, mean, var, training, *_):
+    """Without training there are no statistics to save."""
+    out = _batch_norm_layout(out, x)
+    return out if training else (out[0], *(t.new_empty(0) for t in out[1:3]), *out[3:])
 
 
 def _column_major(out, position):
@@ -79,13 +94,17 @@ def _ask_the_kernel(op):
 OPERANDS.update({
     **dict.fromkeys([aten.hardswish.default, aten.pow.Tensor_Scalar], [0]),
     **dict.fromkeys([aten.complex.default, aten.polar.default, aten.floor_divide.default, aten.floor_divide.Scalar, aten.mse_loss.default,
-                     aten.smooth_l1_loss.default, aten._prelu_kernel.default, aten.lerp.Scalar], [0, 1]),
-    **dict.fromkeys([aten.threshold_backward.default, aten.rsub.Tensor], [1, 0]),
+                     aten.smooth_l1_loss.default, aten.lerp.Scalar, aten.hardtanh_backward.default,
+                     aten.mish_backward.default, aten.hardswish_backward.default, aten.hardsigmoid_backward.default,
+                     aten.softplus_backward.default], [0, 1]),
+    **dict.fromkeys([aten.threshold_backward.default, aten.rsub.Tensor, aten.leaky_relu_backward.default], [1, 0]),
+    aten.elu_backward.default: [0, 5],
 })
 COPYING |= {getattr(getattr(aten, name), kind or "default") for name, _, kind in (name.partition(".") for name in (
     "clone _to_copy empty_like full_like zeros_like ones_like zero fill.Scalar fill.Tensor conj_physical deg2rad rad2deg hardtanh "
     "nan_to_num flip index_fill.int_Scalar index_fill.int_Tensor index_put binary_cross_entropy "
-    "_unsafe_masked_index_put_accumulate").split())}
+    "_unsafe_masked_index_put_accumulate _prelu_kernel rand_like randn_like randint_like randint_like.low_dtype "
+    "log_sigmoid_backward").split())}
 
 
 # %% [markdown]
@@ -170,7 +189,7 @@ def _rotated(out, x, count=1, dims=(0, 1)):
 
 def _rolled(out, x, shifts, dims=()):
     """Two parts, joined: also if one is empty, which is never channels last."""
-    if 0 in (sizes := tuple(map(present, x.shape))) and dims:
+    if 0 in (sizes := tuple(map(present, x.shape))) and (dims or len(sizes) == 1):
         return like_a_copy(out, x)
     whole = not dims or any(present(shift) % sizes[d] == 0 for shift, d in zip(shifts, dims))
     return row_by_row(out) if whole else _rows_or_channels_last(out, x)
@@ -207,6 +226,14 @@ def _spaced(out, start, end, *_):
     return out.to(torch.get_default_dtype().to_complex()) if ends and not out.is_complex() else out
 
 
+def _scaled_by_power(out, x, other):
+    """Floats are scaled by integers in a copy, which is resized where it is too small. Anything else is a product with a power."""
+    if x.is_floating_point() and not other.is_floating_point() and not torch.__version__.startswith("2.11."):
+        return like_a_copy(out, x) if out.shape == x.shape else elementwise(out, x, other)
+    whole = not (x.is_floating_point() or x.is_complex())
+    return elementwise(out.to(other.dtype) if whole and other.is_floating_point() else out, x, row_by_row(other))
+
+
 def _each(form):
     return lambda out, *operands: tuple(form(t, *operands) for t in out)
 
@@ -221,10 +248,16 @@ FORMS.update({
     **dict.fromkeys([aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor, aten.pow.Scalar, aten.masked_fill.Scalar,
                      aten.masked_fill.Tensor, aten.renorm.default, aten.tril.default, aten.triu.default, aten._log_softmax.default,
                      aten._softmax.default, aten.diag_embed.default, aten.normal.Tensor_float, aten.normal.float_Tensor,
-                     aten.normal.Tensor_Tensor, aten.poisson.default], row_by_row),
+                     aten.normal.Tensor_Tensor, aten.poisson.default, aten.mvlgamma.default, aten.im2col.default,
+                     aten._softmax_backward_data.default, aten._log_softmax_backward_data.default], row_by_row),
+    **dict.fromkeys([aten.smooth_l1_loss_backward.default, aten.mse_loss_backward.default, aten.huber_loss_backward.default],
+                    lambda out, grad, x, target, *_: row_by_row(out) if out.shape == x.shape else elementwise(out, x, target, grad)),
+    aten.nll_loss2d_forward.default: lambda out, *_: (row_by_row(out[0]), *out[1:]),
+    aten.binary_cross_entropy_backward.default: lambda out, grad, x, *_: like_a_copy(out, x),
+    aten._prelu_kernel_backward.default: lambda out, grad, x, weight: tuple(elementwise(t, x, weight, grad) for t in out),
+    aten.native_layer_norm_backward.default: lambda out, *_: tuple(t if t is None else row_by_row(t) for t in out),
     aten.block_diag.default: _of_one_block,
-    aten.ldexp.Tensor: lambda out, x, other: elementwise(out.to(other.dtype) if other.is_floating_point() and not (
-        x.is_floating_point() or x.is_complex()) else out, x, row_by_row(other)),
+    aten.ldexp.Tensor: _scaled_by_power,
     aten.huber_loss.default: lambda out, x, *_: like_a_copy(out.to(x.dtype), x),
     aten.angle.default: lambda out, x: row_by_row(out) if x.is_complex() else elementwise(out, x),
     aten.isinf.default: _is_infinite,
@@ -244,9 +277,14 @@ CPU_FORMS.update({
     aten.convolution.default: _convolution_layout,
     aten._embedding_bag.default: functools.partial(_embedding_bag_sizes, False),
     aten._embedding_bag_forward_only.default: functools.partial(_embedding_bag_sizes, True),
-    **dict.fromkeys([aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._native_batch_norm_legit.no_stats,
-                     aten._native_batch_norm_legit_functional.default, aten._batch_norm_with_update.default,
+    **dict.fromkeys([aten.native_batch_norm.default, aten._native_batch_norm_legit.default,
+                     aten._native_batch_norm_legit_functional.default], _batch_norm),
+    **dict.fromkeys([aten._native_batch_norm_legit.no_stats, aten._batch_norm_with_update.default,
                      aten._batch_norm_with_update_functional.default], _batch_norm_layout),
+    aten._scaled_dot_product_flash_attention_for_cpu.default: lambda out, q, *_: (like_a_copy(out[0], q), *out[1:]),
+    **dict.fromkeys([aten.reflection_pad2d_backward.default, aten.replication_pad2d_backward.default,
+                     aten.reflection_pad3d_backward.default, aten.replication_pad3d_backward.default],
+                    lambda out, grad, x, *_: _rows_or_channels_last(out, x)),
     aten.native_batch_norm_backward.default: lambda out, grad, x, *_: _batch_norm_layout(out, x),
     aten._fft_r2c.default: _ask_the_kernel(aten._fft_r2c.default),
     aten._fft_c2c.default: _ask_the_kernel(aten._fft_c2c.default),

@@ -66,7 +66,8 @@ FLOATS_ARE_DATA = set(filter(None, map(overload_named, (
 
 # %% [markdown]
 # Where PyTorch has no meta kernel for an operator, or none for all of its forms, its results are derived here: fused optimizers
-# (none is there with the learning rate in a tensor), what is like the first operand (PyTorch 2.11), and the loss of CTC.
+# (none is there with the learning rate in a tensor), what is like the first operand (PyTorch 2.11), the loss of CTC, and copies of
+# views that could not be views.
 
 # %%
 FUSED = {getattr(packet, kind) for name in ("adam", "adamw", "sgd") for form in ("", "_")
@@ -84,6 +85,7 @@ def _ctc_loss(log_probs, targets, input_lengths, target_lengths, *_):
 
 
 WITHOUT_META = {aten._ctc_loss.default: _ctc_loss,
+                aten.view_copy.default: lambda x, sizes: torch.empty_like(x.reshape(sizes), memory_format=torch.contiguous_format),
                 aten._ctc_loss_backward.default: lambda grad, log_probs, *_: torch.empty_like(
                     log_probs, memory_format=torch.contiguous_format)}
 
@@ -117,5 +119,7 @@ SHAPED = set(overloads(
     aten.index_fill, aten.index_fill_, aten.index, aten.index_select, aten.embedding, aten.gather,
     aten.scatter, aten.scatter_, aten.scatter_add, aten.scatter_add_, aten.scatter_reduce, aten.scatter_reduce_, aten.masked_scatter,
     aten.masked_scatter_, aten.index_put, aten.index_put_, aten._index_put_impl_, aten.searchsorted, aten.bucketize,
-    aten.nll_loss_forward, aten.nll_loss2d_forward, aten.soft_margin_loss, aten.max, aten.min, aten.median, aten.nanmedian, aten.mode))
+    aten.nll_loss_forward, aten.nll_loss2d_forward, aten.soft_margin_loss, aten.max, aten.min, aten.median, aten.nanmedian, aten.mode,
+    aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_bicubic2d, aten.upsample_trilinear3d, aten._upsample_bilinear2d_aa,
+    aten._upsample_bicubic2d_aa, aten.grid_sampler_2d, aten.grid_sampler_3d))
 

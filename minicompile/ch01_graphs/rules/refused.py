@@ -32,6 +32,8 @@ def check_added(func, x, a, b, **kwargs) -> None:
     check_dtypes(func, x, a, b)
     if x.dim() > a.dim() + b.dim() - 2:
         raise RuntimeError(f"a product of {a.dim() + b.dim() - 2} dimensions is added to a tensor of {x.dim()}")
+    if b.dim() == 1 and b.shape[0] == 0 and x.shape != a.shape[:1]:
+        raise Unsupported(f"{func} of an empty vector, which gives what is added in its own size")
 
 
 @REFUSALS.of(aten._softmax.default)

@@ -16,6 +16,7 @@ import torch.nn.attention
 from torch.utils import _pytree as pytree
 
 from ... import marks
+from ...ch01_graphs.layouts import contiguous_strides
 from ...ch01_graphs.shapes import expr_of
 from ...ch01_graphs.symbolic import present
 from ..calls import HANDLED, REAL_CALLS, call, handles
@@ -113,6 +114,16 @@ def one_hot(tx, *args, **kwargs):
             holds = emit(tx, torch.all, [emit(tx, compare, [x, bound])])
             emit(tx, torch._assert_async, [holds, const(error)])
     return emit(tx, "contiguous", [compared])
+
+
+@handles(torch.max_pool1d, torch.nn.functional.max_pool1d, torch.nn.functional._max_pool1d)
+def max_pool1d(tx, *args, **kwargs):
+    """Where no gradient is wanted a CPU has a kernel for it, whose result lies row by row; of fakes it is a pooling over two dims."""
+    pooled = emit(tx, torch.nn.functional.max_pool1d, args, kwargs)
+    if type(pooled) is not TensorVal or pooled.fake.device.type != "cpu" or pooled.fake.requires_grad \
+            or pooled.fake.stride() == contiguous_strides(pooled.fake.shape):
+        return pooled
+    return emit(tx, "clone", [pooled], {"memory_format": const(torch.contiguous_format)})
 
 
 @handles(torch.as_tensor, torch.asarray)
