@@ -63,7 +63,8 @@ def call_new_function(tx, function, args, kwargs):
 # First the table of functions with a handler, then what the type of the callee says.
 
 # %%
-# A real function or class -> handler(tx, *args, **kwargs), values in, a value out
+# A real function or class, or (module, name) of a function that is not imported here -> handler(tx, *args, **kwargs),
+# values in, a value out
 HANDLED = Table()
 handles = HANDLED.of
 HANDLED_KINDS = (type, types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper, types.MethodDescriptorType,
@@ -84,6 +85,8 @@ NO_ARGUMENT = (ObjVal, FuncVal, MethodVal, PartialVal)
 def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     real, kind = function.real, type(function.real)
     handler = HANDLED.get(real) if isinstance(real, HANDLED_KINDS) else None
+    if handler is None and kind is types.FunctionType:
+        handler = HANDLED.get((real.__module__, real.__name__))
     if handler is not None:
         return call_handler(tx, lambda: describe(function), handler, args, kwargs)
     if isinstance(real, type):
@@ -103,7 +106,6 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     unsupported(tx, f"a call of {describe(function)}")
 
 
-NAMED = Table()                      # (module, name) of a function that is not imported here -> handler
 REAL_CALLS = Table()                 # class of a real callable -> function(tx, callee, args, kwargs)
 
 
@@ -147,8 +149,6 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue
     if real.__module__ == "torch._dynamo.mutation_guard":
         # `Module.__init__`, once torch.compile has run: it counts modules
         return call(tx, wrap(tx, real.__closure__[0].cell_contents), args, kwargs)
-    if handler := NAMED.get((real.__module__, real.__name__)):
-        return call_handler(tx, lambda: describe(function), handler, args, kwargs)
     if handler := BY_CODE.get(DISABLED if DISABLED in vars(real) else code):
         return handler(tx, function, *args, **kwargs)
     if is_refused_module(real.__module__ or ""):

@@ -22,7 +22,7 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 from ..ch01_graphs.fake import storage_key
 from ..ch01_graphs.symbolic import present
 from ..ch03_capture import hook
-from ..ch03_capture.calls import BY_CODE, DISABLED, NAMED, handles, inline_code
+from ..ch03_capture.calls import BY_CODE, DISABLED, handles, inline_code
 from ..ch03_capture.effects import call_later, changed
 from ..ch03_capture.inputs import counter
 from ..ch03_capture.library.standard import call_wrapped
@@ -146,7 +146,7 @@ def foreach_map(op, *operands):
     return [op(*[one[i] if isinstance(one, (list, tuple)) else one for one in operands]) for i in range(count)]
 
 
-@NAMED.of(("torch._higher_order_ops.foreach_map", "foreach_map"))
+@handles(("torch._higher_order_ops.foreach_map", "foreach_map"))
 def map_over_lists(tx: Tracer, op, *operands):
     return call(tx, wrap(tx, foreach_map), [op, *operands])
 

@@ -25,7 +25,7 @@ import operator
 
 import torch
 
-from ..calls import NAMED, handles
+from ..calls import handles
 from ..iterate import unpack
 from ..tensors import emit, is_pointwise
 from ..tracer import Tracer, call, unsupported
@@ -46,7 +46,7 @@ def cond(tx: Tracer, pred, true_fn, false_fn, operands=TupleVal()):
 # itself, combine once more for the items between, and put the two together like the teeth of a zip.
 
 # %%
-@NAMED.of(("torch._higher_order_ops.associative_scan", "associative_scan"))
+@handles(("torch._higher_order_ops.associative_scan", "associative_scan"))
 def scan(tx: Tracer, combine, xs, dim, reverse=FALSE, combine_mode=const("pointwise")):
     tree, leaves = type(xs), items_of(tx, xs)
     if not leaves or any(type(x) is not TensorVal or x.fake.shape != leaves[0].fake.shape for x in leaves):

@@ -13,7 +13,7 @@ import torch
 from ...ch02_guards.sources import ModuleAttrSource
 from ...ch02_guards.torch_guards import CHILD_DICTS, GLOBAL_HOOKS, HOOK_DICTS, ModuleSpec
 from ..attributes import get_attribute, guard_bare, no_attribute, store_attribute
-from ..calls import HANDLED, NAMED, handles
+from ..calls import HANDLED, handles
 from ..effects import changed, touch
 from ..exceptions import user_error
 from ..lookup import lookup
@@ -44,7 +44,7 @@ def call_module(tx, module, *args, **kwargs):
     return call(tx, get_attribute(tx, module, "forward"), list(args), kwargs)
 
 
-@NAMED.of(("torch._dynamo.eval_frame", "__call__"))
+@handles(("torch._dynamo.eval_frame", "__call__"))
 def call_compiled_module(tx, module, *args, **kwargs):
     """What torch.compile returned for a module."""
     if type(module) is not ObjVal or not issubclass(module.cls, torch.nn.Module):
