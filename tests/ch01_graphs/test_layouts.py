@@ -138,7 +138,8 @@ def operators_of_strides():
     """Elementwise operators, and those of which corrections say where their results lie; but those that consist of a few others."""
     composed = aten.mvlgamma.default, aten.linalg_vector_norm.default, aten.ldexp.Tensor, aten.native_dropout_backward.default, \
         aten.binary_cross_entropy_backward.default
-    packets = [getattr(aten, name) for name in dir(aten) if not name.startswith("__") or name.endswith("shift__")]
+    names = sorted({schema.name.removeprefix("aten::") for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")})
+    packets = [getattr(aten, name) for name in names if not name.startswith("__") or name.endswith("shift__")]
     every = [getattr(packet, name) for packet in packets if hasattr(packet, "overloads") for name in packet.overloads()]
     return [op for op in every if (torch.Tag.pointwise in op.tags or op in FORMS or op in COPYING) and op not in composed
             and not op._schema.is_mutable and not any(a.is_out for a in op._schema.arguments)]

@@ -102,7 +102,7 @@ OPERANDS.update({
 })
 COPYING |= {getattr(getattr(aten, name), kind or "default") for name, _, kind in (name.partition(".") for name in (
     "clone _to_copy empty_like full_like zeros_like ones_like zero fill.Scalar fill.Tensor conj_physical deg2rad rad2deg hardtanh "
-    "nan_to_num flip index_fill.int_Scalar index_fill.int_Tensor index_put binary_cross_entropy "
+    "_conj_physical nan_to_num flip index_fill.int_Scalar index_fill.int_Tensor index_put binary_cross_entropy "
     "_unsafe_masked_index_put_accumulate _prelu_kernel rand_like randn_like randint_like randint_like.low_dtype "
     "log_sigmoid_backward").split())}
 
