@@ -129,7 +129,8 @@ def add_size_inputs(captured) -> None:
     of_symbol = {str(n.meta["val"]): n for n in placeholders if isinstance(n.meta["val"], torch.SymInt)}
     last = placeholders[-1] if placeholders else None
     for node in placeholders:
-        for size in getattr(node.meta["val"], "shape", ()):
+        fake = node.meta["val"]
+        for size in (*fake.shape, *fake.stride()) if isinstance(fake, torch.Tensor) else ():
             name = str(size)
             if isinstance(size, torch.SymInt) and name.isidentifier() and name not in of_symbol:
                 with graph.inserting_after(last):

@@ -8,10 +8,13 @@
 # %%
 import torch
 
+from .ch01_graphs.layouts import stride_pattern
 from .ch02_guards import codegen
 from .ch02_guards.cache import worst_guard
 from .ch02_guards.identity import strongly
 from .ch02_guards.sources import ModuleAttrSource
+from .ch02_guards.torch_guards import present_strides
+from .ch03_capture.inputs import stride_source
 from .ch03_capture.values import NUMBERS
 from .config import config
 from .versions import FrameState, model_of
@@ -36,6 +39,15 @@ def explain_miss(state: FrameState, function, args) -> str:
     return explanation
 
 
+def moved(spec, tensor) -> list[int]:
+    """Dims whose strides are others than they were, and not because the sizes inside of them are: those of some other memory."""
+    if isinstance(spec.stride, str) or tensor.is_contiguous():
+        return []
+    every = frozenset(range(tensor.dim()))
+    before, now = (stride_pattern(t, every) for t in (torch.empty_strided(spec.shape, present_strides(spec), device="meta"), tensor))
+    return [d for d in every if isinstance(before[d], int) and isinstance(now[d], int) and before[d] != now[d]]
+
+
 def learn_dynamic(state: FrameState, guard, function, args, entry) -> None:
     if isinstance(guard.source, ModuleAttrSource) and guard.source.kind == "_parameters":
         return                         # they change size when the model changes: another program
@@ -49,5 +61,7 @@ def learn_dynamic(state: FrameState, guard, function, args, entry) -> None:
             known = state.dynamic.get(guard.source, frozenset())
             # True: it was a number then
             state.dynamic[guard.source] = dims if known is True else known | dims
+        for d in moved(expected, value):
+            state.dynamic[stride_source(guard.source, d)] = True
     elif guard.kind == "CONSTANT_MATCH" and type(value) in NUMBERS and type(expected) is type(value):
         state.dynamic[guard.source] = True

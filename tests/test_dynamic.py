@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def results_and_gradients(function, args):
-    args = [a.clone().requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
+    args = [a.detach().requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
     out = function(*args)
     leaves = [o for o in torch.utils._pytree.tree_leaves(out) if isinstance(o, torch.Tensor) and o.requires_grad]
     if leaves:
@@ -191,6 +191,28 @@ BUFFER = torch.randn(4, 50, 6)
     lambda n: torch.randn(n, 1, 6).transpose(0, 1), lambda n: torch.randn(6, n + 1)[:, :-1]], ids=range(7))
 def test_strides_follow_the_sizes_or_are_those_of_other_memory(make):
     agree(lambda x: (x * 2 + 1, x.sum(-1), x.reshape(-1) + 1), [(make(n),) for n in (20, 8, 6, 30)], "loops", graphs=4)
+
+
+@pytest.mark.parametrize("make", [
+    lambda n: torch.randn(5, n)[:, -1], lambda n: torch.randn(3, n)[:, :2], lambda n: torch.randn(2, 4, n, 3)[:, :, 1:3],
+    lambda n: torch.randn(n, n + 1)[:, :-3], lambda n: torch.randn(3, n + 2).t()[:2],
+    lambda n: torch.randn(4, n, n)[:, :2, :2]], ids=range(6))
+@pytest.mark.parametrize("backend", ["loops", "cpp"])
+def test_strides_of_memory_that_grows(make, backend):
+    """The last column of a longer and longer sequence."""
+    agree(lambda x: (x * 2 + 1, x.sum(-1), x.reshape(-1) + 1), [(make(n),) for n in (4, 6, 7, 8, 5, 20, 13)], backend, graphs=3)
+
+
+def test_windows_that_come_to_overlap_are_programs_of_their_own():
+    def windows(step):
+        return torch.randn(60).unfold(0, 4, step)[:5]
+    agree(lambda x: (x * 2, x.clone(), torch.empty_like(x).fill_(x.sum())), [(windows(n),) for n in (7, 6, 9, 3, 2, 8, 4, 5)], graphs=5)
+
+
+def test_questions_about_strides_of_memory_that_grows():
+    calls = [(torch.randn(3, 4, n)[..., 0],) for n in (3, 4, 5, 1, 6)]
+    agree(lambda x: x.view(-1) * 2 if x.is_contiguous() else x.flatten(0, 1) + 1, calls, graphs=4)
+    agree(lambda x: (x * x.stride(0), x.stride()), calls, graphs=9)
 
 
 @pytest.mark.parametrize("function", [

@@ -175,9 +175,9 @@ class FakeMode(DispatchMode):
         self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
         return FakeTensor.run(func, args, kwargs or {})
 
-    def from_real(self, tensor: torch.Tensor, sizes: tuple | None = None) -> FakeTensor:
-        """The fake of a real tensor: same shape (or `sizes`, which may hold SymInts), strides, dtype, device,
-        requires_grad and, but for views, is_leaf."""
+    def from_real(self, tensor: torch.Tensor, sizes: tuple | None = None, steps: dict | None = None) -> FakeTensor:
+        """The fake of a real tensor: same shape (or `sizes`, which may hold SymInts), strides (but for those in `steps`, by dim), dtype,
+        device, requires_grad and, but for views, is_leaf."""
         known = self._fakes.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]
@@ -188,7 +188,7 @@ class FakeMode(DispatchMode):
         if tensor.requires_grad and not (tensor.is_floating_point() or tensor.is_complex()):
             raise Unsupported("integers that require gradients (a copy from floats makes them) have no fake")
         with outside():
-            fake = FakeTensor(self._meta_like(tensor, sizes), tensor.device, tensor.requires_grad)
+            fake = FakeTensor(self._meta_like(tensor, sizes, steps or {}), tensor.device, tensor.requires_grad)
             # Whether a view is a leaf is not asked: the answer would change what PyTorch notes about it
             if not tensor._is_view() and not tensor.is_leaf:
                 with torch.enable_grad():
@@ -197,11 +197,11 @@ class FakeMode(DispatchMode):
         self._fakes[id(tensor)] = (weakref.ref(tensor), fake)
         return fake
 
-    def _meta_like(self, tensor, sizes):
-        if sizes is not None and any(isinstance(s, torch.SymInt) for s in sizes):
+    def _meta_like(self, tensor, sizes, steps):
+        if steps or sizes is not None and any(isinstance(s, torch.SymInt) for s in sizes):
             if tensor.is_contiguous():
                 return torch.empty(sizes, dtype=tensor.dtype, device="meta")
-            strides = symbolic_strides(tensor, sizes)
+            strides = symbolic_strides(tensor, sizes, steps)
             return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device="meta")
         real = tensor.untyped_storage()
         if real._cdata not in self._storages:

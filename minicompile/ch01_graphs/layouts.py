@@ -184,28 +184,45 @@ def copied_strides(sizes, strides) -> tuple:
 # %% [markdown]
 # Strides of a tensor with symbolic sizes follow from what they are now. In a dense tensor each stride is the
 # product of the sizes inside of it, and varies with them; a stride that is larger, as that of `buffer[:,
-# :n]`, is that of some other memory, and a number. The pattern found here is guarded (chapter 2): a stride
-# that is such a product by chance is one only as long as it stays one.
+# :n]`, is that of some other memory, and a number, or, at the dims in `steps`, a symbol of its own. The pattern found here is guarded
+# (chapter 2): a stride that is such a product by chance is one only as long as it stays one.
 
 # %%
-def stride_pattern(tensor, dynamic) -> tuple:
-    """For each dim its stride: an int, or (base, dims) for `base` times the sizes of `dims`, where one of
-    these is in `dynamic`."""
+def from_inside(sizes, strides) -> list[int]:
+    """Dims from the fastest to the slowest, without those that are expanded."""
+    return [d for d in sorted(range(len(sizes)), key=lambda d: (strides[d], sizes[d])) if strides[d]]
+
+
+def dims_with_gaps(tensor) -> list[int]:
+    """The dims between whose elements there is other memory; none where one dim lies between the elements of another."""
+    order, found, running = from_inside(tensor.shape, tensor.stride()), [], 1
+    for d in order:
+        if tensor.shape[d] == 1:
+            continue
+        if tensor.stride(d) < running:
+            return []
+        if tensor.stride(d) > running:
+            found.append(d)
+        running = tensor.stride(d) * tensor.shape[d]
+    return found
+
+
+def stride_pattern(tensor, dynamic, steps=frozenset()) -> tuple:
+    """For each dim its stride: an int, or (base, dims) for `base`, the stride of the first of `dims`, times the sizes of `dims`, where
+    one of these is in `dynamic` or the first is in `steps`."""
     pattern: list = [0] * tensor.dim()
     base, inside, running = 1, (), 1
-    for d in sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), tensor.shape[d])):
+    for d in from_inside(tensor.shape, tensor.stride()):
         stride = tensor.stride(d)
-        if stride == 0:
-            continue
-        if stride != running:
+        if stride != running or d in steps:
             base, inside, running = stride, (), stride
-        pattern[d] = (base, inside) if not dynamic.isdisjoint(inside) else stride
+        pattern[d] = (base, inside) if not dynamic.isdisjoint(inside) or not steps.isdisjoint(inside[:1]) else stride
         inside, running = (*inside, d), running * tensor.shape[d]
     return tuple(pattern)
 
 
-def symbolic_strides(tensor, sizes) -> list:
-    """The strides of `tensor`, where its sizes are `sizes` and some of these symbols."""
+def symbolic_strides(tensor, sizes, steps: dict) -> list:
+    """The strides of `tensor`, where its sizes are `sizes` and some of these symbols. steps: dim -> symbol that its stride is."""
     dynamic = frozenset(d for d, size in enumerate(sizes) if isinstance(size, torch.SymInt))
-    return [p if isinstance(p, int) else math.prod([sizes[d] for d in p[1]], start=p[0])
-            for p in stride_pattern(tensor, dynamic)]
+    return [steps.get(d, p) if isinstance(p, int) else math.prod([sizes[i] for i in p[1]], start=steps.get(p[1][0], p[0]))
+            for d, p in enumerate(stride_pattern(tensor, dynamic, frozenset(steps)))]

@@ -4,12 +4,13 @@
 # The kinds of guards that a program without tensors has no use for.
 
 # %%
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from ..ch01_graphs.layouts import stride_pattern
+from ..ch01_graphs.layouts import from_inside, stride_pattern
 from .guards import ALL, SAME, STATE, TENSOR, Condition, Spec, changed_in_words, guard_kind, name_of, one, short
 from .identity import held, strongly, weakly
 from .sources import InstanceDictSource, ItemSource
@@ -98,9 +99,9 @@ PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)       # classes without behavio
 
 @dataclass(frozen=True)
 class TensorSpec(Spec):
-    """What a graph assumes about one strided tensor. `stride` is a tuple (a `stride_pattern` if sizes may
+    """What a graph assumes about one strided tensor. `stride` is a tuple (a `stride_pattern` if sizes or strides may
     vary), "contiguous" or "channels_last". `dynamic_dims` are the dimensions whose size may vary (but stays
-    above 1)."""
+    above 1), `steps` those whose stride may vary."""
     type: type
     dtype: torch.dtype
     device: torch.device
@@ -111,18 +112,19 @@ class TensorSpec(Spec):
     is_neg: bool = False
     is_inference: bool = False
     dynamic_dims: frozenset = frozenset()
+    steps: frozenset = frozenset()
 
     @staticmethod
-    def of(t: torch.Tensor, dynamic_dims=()) -> "TensorSpec":
-        stride, dynamic_dims = tuple(t.stride()), frozenset(dynamic_dims)
+    def of(t: torch.Tensor, dynamic_dims=(), steps=()) -> "TensorSpec":
+        stride, dynamic_dims, steps = tuple(t.stride()), frozenset(dynamic_dims), frozenset(steps)
         if t.is_contiguous():
             stride = "contiguous"
         elif dynamic_dims and t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last):
             stride = "channels_last"
-        elif dynamic_dims:
-            stride = stride_pattern(t, dynamic_dims)
+        elif dynamic_dims or steps:
+            stride = stride_pattern(t, dynamic_dims, steps)
         return TensorSpec(type(t), t.dtype, t.device, tuple(t.shape), stride, t.requires_grad, t.is_conj(),
-                          t.is_neg(), t.is_inference(), dynamic_dims)
+                          t.is_neg(), t.is_inference(), dynamic_dims, steps)
 
 
 # %%
@@ -141,7 +143,9 @@ def tensor_in_words(g) -> str:
 # shapes. Otherwise each dimension has its own: a number for a fixed size, "above 1" for a symbolic one.
 # Strides are a word where possible, *contiguous* or *channels last*, because this word holds for all sizes.
 # Where neither is true and sizes vary, each stride must be the same product of sizes that it was
-# (`stride_pattern`).
+# (`stride_pattern`). A stride that has varied while the sizes inside of it did not, as that of the last column of a longer
+# and longer sequence, may be any that leaves the dims in their order in memory, each beyond those inside of it, and with a gap where there
+# was one.
 #
 # Four bits come at the end, which most programs never set: conjugation and negation, which PyTorch leaves
 # for later; the zero tensor of forward-mode differentiation; inference tensors, which autograd refuses. A
@@ -173,13 +177,9 @@ def tensor_match(g, x, const):
     if isinstance(s.stride, str):
         layout = "" if s.stride == "contiguous" else f"memory_format=__torch.{s.stride}"
         condition(f"{x}.is_contiguous({layout})", "stride", s.stride, lambda v: v.stride())
-    elif s.dynamic_dims:
-        for d, pattern in enumerate(s.stride):
-            base, dims = (pattern, ()) if isinstance(pattern, int) else pattern
-            text = " * ".join([str(base), *(f"{x}.size({i})" for i in dims)])
-            if s.shape[d] != 1 or d in s.dynamic_dims:
-                condition(f"{x}.stride({d}) == {text}", "stride", text.replace("__x", ""),
-                          lambda v: v.stride())
+    elif s.dynamic_dims or s.steps:
+        for d, text in strides_in_words(s, x):
+            condition(f"{x}.stride({d}) {text}", "stride", text.replace("__x", ""), lambda v: v.stride())
     else:
         condition(f"{x}.stride() == {tuple(map(int, s.stride))}", "stride", s.stride, lambda v: v.stride())
     condition(f"{x}.device == {const(s.device)}", "device", s.device, lambda v: v.device)
@@ -195,6 +195,28 @@ def tensor_match(g, x, const):
     if not s.requires_grad:                            # what requires a gradient is none
         condition(f"{x}.is_inference() is {s.is_inference}", "inference flag", s.is_inference, lambda v: v.is_inference())
     return result
+
+
+def present_strides(spec: TensorSpec) -> list[int]:
+    """Those of the tensor that the spec was made of, where it has no name for its layout."""
+    return [p if isinstance(p, int) else math.prod([spec.shape[i] for i in p[1]], start=p[0]) for p in spec.stride]
+
+
+def strides_in_words(spec: TensorSpec, x: str):
+    """What must be true of the strides of dims: (dim, "== ...", "> ..." or ">= ..."). x: the text of the tensor."""
+    def product(first, dims):
+        return " * ".join([str(first), *(f"{x}.size({i})" for i in dims)])
+
+    for d, pattern in enumerate(spec.stride):
+        base, dims = (pattern, ()) if isinstance(pattern, int) else pattern
+        if d not in spec.steps and (spec.shape[d] != 1 or d in spec.dynamic_dims):
+            yield d, "== " + product(f"{x}.stride({dims[0]})" if not spec.steps.isdisjoint(dims[:1]) else base, dims)
+    order = [d for d in from_inside(spec.shape, present_strides(spec)) if spec.shape[d] != 1]
+    for within, d in zip([None, *order], order if spec.steps else ()):
+        if d in spec.steps:
+            yield d, "> " + ("1" if within is None else product(f"{x}.stride({within})", [within]))
+        elif isinstance(spec.stride[d], int) and within is not None:
+            yield d, ">= " + product(f"{x}.stride({within})", [within])
 
 
 def shape_mismatch(name, spec, value) -> str:

@@ -17,6 +17,7 @@ import torch
 from .. import marks
 from ..ch01_graphs.fake import has_memory, storage_key
 from ..ch01_graphs.floats import free_names
+from ..ch01_graphs.layouts import dims_with_gaps
 from ..ch01_graphs.shapes import expr_of
 from ..ch02_guards.torch_guards import TensorSpec
 from ..ch02_guards.sources import CallSource, ComputedSource, ConstantSource, DictGetSource, ItemSource, LocalSource, Source
@@ -52,12 +53,12 @@ def wrap_tensor(tx, real, source):
         unsupported(tx, "a tensor that a transform of torch.func has wrapped")
     if source is None:
         source = constant_source(tx, real)
-    dynamic = dynamic_dims(tx, real, source)
+    dynamic, steps = dynamic_dims(tx, real, source), dynamic_strides(tx, real, source)
     if not isinstance(source, ConstantSource):
-        guard(tx, source, "TENSOR_MATCH", TensorSpec.of(real, dynamic))
+        guard(tx, source, "TENSOR_MATCH", TensorSpec.of(real, dynamic, steps))
     sizes = tuple(symbol_for(tx, n, CallSource(source, "size", (d,))) if d in dynamic else n
-                  for d, n in enumerate(real.shape)) if dynamic else None
-    fake = tx.tensors.mode.from_real(real, sizes)
+                  for d, n in enumerate(real.shape)) if dynamic or steps else None
+    fake = tx.tensors.mode.from_real(real, sizes, {d: new_symbol(tx, real.stride(d), stride_source(source, d)) for d in steps})
     value = TensorVal(node=add_input(tx, real, fake, source), fake=fake, real=real, source=source,
                       version=fake._version)
     tx.tensors.of_fake[id(fake)] = value
@@ -105,6 +106,16 @@ def dynamic_dims(tx, real, source) -> frozenset:
     return frozenset(d for d in dims if d < real.dim() and real.shape[d] > 1)
 
 
+def stride_source(source, dim: int):
+    return CallSource(source, "stride", (dim,))
+
+
+def dynamic_strides(tx, real, source) -> frozenset:
+    """The dims of a tensor whose strides become symbols: those that have varied by themselves, in a layout that has no name."""
+    learned = [] if tx.options.fixed else [d for d, n in enumerate(real.shape) if n > 1 and stride_source(source, d) in tx.options.dynamic]
+    return frozenset(learned and dims_with_gaps(real)).intersection(learned)
+
+
 # %% [markdown]
 # A mark is a promise to the caller: one version for all sizes. The program can break it, for example with
 # `x.view(8, -1)`, which is a guard that the size is 8. That is an error, which names the guard. So is a mark on a size of 0
@@ -149,15 +160,21 @@ def add_input(tx, real, fake, source) -> torch.fx.Node:
 def symbol_for(tx, size: int, source):
     """A SymInt of value `size` (an int for 0 and 1), read from `source` at each call. Equal sizes share a
     symbol, guarded by their equality: a batch size is one number, however many tensors have it."""
-    tx.options.used = True
     known = tx.symbols.by_size.get(size)
     if known is not None:
         name = str(known[0].node.expr)
         guard(tx, source, "SIZE", (f"{name} == n", ((name, known[1]), ("n", source))))
         return known[0]
-    symbol = tx.symbols.env.create(size)
+    symbol = new_symbol(tx, size, source)
     if isinstance(symbol, torch.SymInt):
         tx.symbols.by_size[size] = symbol, source
+    return symbol
+
+
+def new_symbol(tx, number: int, source):
+    """A SymInt of this value that no other number shares (an int for 0 and 1), read from `source` at each call."""
+    tx.options.used, symbol = True, tx.symbols.env.create(number)
+    if isinstance(symbol, torch.SymInt):
         tx.symbols.sources[str(symbol.node.expr)] = source
     return symbol
 
