@@ -29,10 +29,10 @@ from ..ch01_graphs import floats
 from ..marks import PASSED_OVER
 from . import guards as g, torch_guards
 from .memory import counters_agree
-from .sources import ConstantSource, GlobalStateSource, LocalSource, Source, parameter_name
+from .sources import ConstantSource, GlobalsSource, GlobalStateSource, LocalSource, Source, parameter_name
 from .stable import ENOUGH, Scope, further_place, make_memo, place, refresh, varying_attributes
 
-FREE = (LocalSource, ConstantSource)      # reading one is as cheap as reading a variable
+FREE = (LocalSource, ConstantSource, GlobalsSource)      # reading one is as cheap as reading a variable
 
 
 def frame_parameters(code) -> list[str]:

@@ -101,16 +101,6 @@ class LocalSource(Source):
         return f"(pending value {slot})" if slot != self.local else slot
 
 
-class GlobalSource(Source):
-    global_name: str
-
-    def parts(self):
-        return None, f"__G[{self.global_name!r}]"
-
-    def name(self):
-        return self.global_name
-
-
 class GlobalsSource(Source):
     """The globals of the function being called."""
 
@@ -246,7 +236,7 @@ class ItemSource(Source):
     def name(self):
         if isinstance(self.base, InstanceDictSource):
             return f"{self.base.base.name()}.{self.key}"
-        return super().name()
+        return str(self.key) if isinstance(self.base, GlobalsSource) else super().name()
 
 
 class TupleItemSource(ItemSource):

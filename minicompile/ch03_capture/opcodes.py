@@ -25,7 +25,7 @@
 # %%
 import builtins
 
-from ..ch02_guards.sources import DictGetSource, GlobalSource, InstanceDictSource, ItemSource, Source
+from ..ch02_guards.sources import DictGetSource, GlobalsSource, InstanceDictSource, ItemSource, Source
 from .attributes import get_attribute, set_attribute
 from .effects import touch
 from .exceptions import user_error
@@ -135,10 +135,8 @@ def delete_deref(tx, frame, i):
 
 # %%
 def global_source(tx, namespace: dict, name: str) -> Source:
-    if namespace is tx.globals.root:
-        return GlobalSource(name)
-    at = globals_of(tx, namespace)
-    return (ItemSource if isinstance(at, InstanceDictSource) else DictGetSource)(at, name)
+    at = GlobalsSource() if namespace is tx.globals.root else globals_of(tx, namespace)
+    return (ItemSource if isinstance(at, (GlobalsSource, InstanceDictSource)) else DictGetSource)(at, name)
 
 
 def read_global(tx, frame, name) -> AbstractValue:

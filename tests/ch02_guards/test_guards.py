@@ -11,7 +11,7 @@ from minicompile.ch02_guards import codegen
 from minicompile.ch02_guards.guards import GUARD_KINDS, GuardSet, same_constant
 from minicompile.ch02_guards.torch_guards import ModuleSpec, TensorSpec
 from minicompile.ch02_guards.sources import (
-    AttrSource, CallSource, ClosureCellSource, ConstantSource, DictGetSource, GlobalSource, ItemSource, LocalSource,
+    AttrSource, CallSource, ClosureCellSource, ConstantSource, DictGetSource, GlobalsSource, ItemSource, LocalSource,
     ModuleAttrSource, parameter_name)
 
 SOME_GLOBAL = 3
@@ -55,7 +55,7 @@ def test_sources_read_what_they_say():
 
     box = Box()
     cases = [(AttrSource(X, "items"), box.items), (ItemSource(AttrSource(X, "items"), 3), "three"),
-             (ItemSource(ItemSource(AttrSource(X, "items"), "a"), 1), 2), (GlobalSource("SOME_GLOBAL"), SOME_GLOBAL),
+             (ItemSource(ItemSource(AttrSource(X, "items"), "a"), 1), 2), (ItemSource(GlobalsSource(), "SOME_GLOBAL"), SOME_GLOBAL),
              (AttrSource(ClosureCellSource(0, "z"), "cell_contents"), 42), (CallSource(AttrSource(X, "items"), "get", ("a",)), [1, 2]),
              (DictGetSource(AttrSource(X, "items"), 3), "three"), (ConstantSource.of(0, "owned"), "owned")]
     check = codegen.build_check(GuardSet(), [s for s, _ in cases], g.__code__, ("owned",))
