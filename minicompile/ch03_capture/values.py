@@ -19,7 +19,7 @@
 # | `METHODS`: methods and operators that are written in C | kind of value, name | `protocol.py`, `library/containers.py`, ... |
 # | `CALLS`: what calling it does | kind of value | `calls.py` |
 # | `REAL_CALLS`: the same, for callables that existed before | class | `calls.py`, `library/standard.py` |
-# | `HANDLED`: calls of builtins, some of torch | real function | `library` |
+# | `HANDLED`: calls of builtins, methods of `object`, some of torch | real function, or its module and name | `library` |
 # | `RECONSTRUCT`: how it is built again when the call returns | kind of value | `epilogue.py` |
 # | `HANDLERS`: the bytecode instructions | name | `opcodes.py`, `opcodes_calls.py` |
 #
