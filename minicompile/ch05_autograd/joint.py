@@ -197,7 +197,10 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
             raise Unsupported("an output is a view, and its gradient is not that of its view operators")
         of = Input(position[root]) if root in position else result(source)
         plain = not steps and (o is source or o.requires_grad)
-        detach = not steps or source.requires_grad and not o.requires_grad
+        elsewhere = root in position and o._base is not source and o._base is not source._base
+        detach = not steps or not o.requires_grad and (source.requires_grad or elsewhere)
+        if steps and o._base is None and not o.is_inference():      # what was detached at last is no view, of which a write would be known
+            steps, detach = [*steps, Step(aten.detach.default, (), {})], False
         recipes.append(of if plain else ViewOf(of, steps, detach, no_grad))
     return recipes, results
 

@@ -579,7 +579,8 @@ def indexing(x):
 def factories(x):
     return (torch.zeros(2, 3), torch.ones_like(x), torch.arange(5), torch.full((2,), 3.0), torch.tensor([1.0, 2.0]),
             torch.tensor(3), torch.eye(2), torch.cat([x, x]), torch.stack([x, x], dim=1), torch.where(x > 0, x, 0.0),
-            torch.linspace(0, 1, 3), torch.empty(0), torch.tensor([[1, 2]], dtype=torch.float64) + 1)
+            torch.linspace(0, 1, 3), torch.empty(0), torch.tensor([[1, 2]], dtype=torch.float64) + 1,
+            torch.tensor([2, torch.tensor(0.5, dtype=torch.float16)]))
 
 
 @program

@@ -1182,3 +1182,21 @@ def test_derivatives_do_not_grow_with_the_sizes(fn, zeros):
 def test_a_graph_of_which_no_gradient_is_wanted_leaves_no_history(backend):
     compiled = minicompile.compile(lambda x: torch.autograd.grad(x.sin().sum(), x)[0].abs(), backend=backend)
     assert not compiled(torch.ones(3, requires_grad=True)).requires_grad
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+@pytest.mark.parametrize("view", [lambda b: b.split(1)[1].detach(), lambda b: b[1:2].detach(), lambda b: b.detach()[1:2], lambda b: b[1:2],
+                                  lambda b: b.detach().split(1)[1], lambda b: b.detach()[1:2].detach()])
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_write_to_a_view_that_was_detached(view, needed, backend):
+    """What was detached at last is no view: a write gives a history to it alone."""
+    outcomes = []
+    for run in (view, minicompile.compile(view, backend=backend)):
+        b = torch.ones(3, requires_grad=needed) * 2
+        part, raised = run(b), False
+        try:
+            part.add_(torch.ones(1, requires_grad=True))
+        except RuntimeError:
+            raised = True
+        outcomes.append((raised, b.tolist(), b.requires_grad, part.requires_grad, part._is_view()))
+    assert outcomes[0] == outcomes[1]

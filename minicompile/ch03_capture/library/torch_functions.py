@@ -157,7 +157,7 @@ def make_tensor(function, tx, /, *args, **kwargs) -> AbstractValue:
             dtype = torch.tensor(scalar(0)).dtype
         kwargs = {"dtype": const(dtype), **kwargs}
         return emit(tx, torch.full, [const(()), args[0]], kwargs)
-    if function is not torch.scalar_tensor and (dtype := numpy_dtype(tx, args)):
+    if function is not torch.scalar_tensor and type(args[0] if args else None) is not TensorVal and (dtype := dtype_of_numbers(tx, args)):
         fx_kwargs.setdefault("dtype", dtype)
     node = tx.graph.create_node("call_function", function, fx_args, fx_kwargs)
     if node.all_input_nodes:
@@ -176,13 +176,13 @@ def make_tensor(function, tx, /, *args, **kwargs) -> AbstractValue:
     return made
 
 
-def numpy_dtype(tx, args):
-    """The dtype of `torch.tensor(*args)` if there are numbers of NumPy among the data, or None."""
+def dtype_of_numbers(tx, args):
+    """The dtype of `torch.tensor(*args)` if there are numbers of NumPy, or in tensors, among the data, or None."""
     try:
-        data = [as_python(tx, a) for a in args]
+        data = [as_python(tx, a, lambda v: torch.zeros((), dtype=v.fake.dtype) if type(v) is TensorVal else None) for a in args]
     except NotConstant:
         return None
-    found = any(isinstance(leaf, numpy.generic) for leaf in pytree.tree_leaves(data))
+    found = any(isinstance(leaf, (numpy.generic, torch.Tensor)) for leaf in pytree.tree_leaves(data))
     return torch.tensor(*data, device="cpu").dtype if found else None
 
 
