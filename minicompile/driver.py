@@ -137,7 +137,7 @@ def note_missing_gpu(backend: str) -> None:
 
 
 # %% [markdown]
-# ## Regions that only call libraries
+# ## Regions that gain nothing
 #
 # Everything above pays off where operators become kernels: they fuse, and backward computes again what is cheap. A region of one
 # matrix product has nothing to fuse. It calls the library that eager calls, by way of an `autograd.Function` whose forward and
@@ -146,7 +146,13 @@ def note_missing_gpu(backend: str) -> None:
 # answer is nothing. Then the captured graph is what runs, and eager's own autograd differentiates it: views, versions, hooks and
 # second derivatives are eager's.
 #
-# What would lose by it is left alone. A graph of which calls were merged or left out, or whose views have become arguments of calls,
+# A kernel that stands for one operator, as for `relu` or a layer norm, may be faster than eager's or not. Where there is little to
+# compute, that does not matter: the node costs thirty microseconds, which is more than eager's `relu` takes in all. So a small region
+# on a CPU is left to eager, too, if the halves launch no less than eager makes calls (`joint.calls`). `F.normalize` makes
+# seventeen, forward and backward, which become two kernels, and those are faster at any size. Without gradients there is no such
+# node, and the kernel is what runs.
+#
+# What would lose is compiled. A graph of which calls were merged or left out, or whose views have become arguments of calls,
 # makes fewer calls compiled. CUDA graphs take the host's time away altogether. A checkpoint keeps less than eager's formulas do, a
 # `backward()` inside of the graph is planned as a whole, and of who writes to an input more is promised than its calls keep. The
 # other rungs of the ladder run what they are there to run.
@@ -156,7 +162,10 @@ def as_captured(gm: fx.GraphModule, joint: Joint, halves: list[Callable]) -> str
     """Why the captured graph may run in the place of its compiled `halves`, forward first; None if it is not to."""
     if joint.mutated or not all(isinstance(half, HostProgram) for half in halves):
         return None
-    if any(isinstance(step, Kernel) for half in halves for step in half.schedule.steps):
+    launched = [step for half in halves for step in half.schedule.steps]
+    kernels = any(isinstance(step, Kernel) for step in launched)
+    small = joint.gradients and joint.calls <= len(launched) and all(is_small(n.meta["val"]) for n in gm.graph.nodes if n.op != "output")
+    if kernels and not small:
         return None
     nodes = [n for n in gm.graph.nodes if n.op in ("call_function", "call_method")]
     if any(n.meta.keys() & {"recompute", "backward"} or not is_operator(n) for n in nodes):
@@ -164,7 +173,15 @@ def as_captured(gm: fx.GraphModule, joint: Joint, halves: list[Callable]) -> str
     calls, compiled = sum(not takes_item(n) for n in nodes), len(halves[0].schedule.steps)
     if not 0 < calls <= compiled:
         return None
+    if kernels:
+        return f"it is small, and the {joint.calls} calls that eager makes for it would be {len(launched)} compiled"
     return f"no kernel is generated for it, and its {logs.count(calls, 'call')} would be {logs.count(compiled, 'library call')} compiled"
+
+
+def is_small(value) -> bool:
+    """Is the work on it less than what calling a region costs?"""
+    return all(isinstance(v, torch.Tensor) and v.device.type == "cpu" and type(v.numel()) is int and v.numel() <= 1 << 14
+               for v in pytree.tree_leaves(value))
 
 
 def is_operator(node: fx.Node) -> bool:

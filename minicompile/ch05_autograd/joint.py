@@ -103,6 +103,7 @@ class Joint:
     overlaps: list[set[int]] = field(default_factory=list)          # see `overlapping`
     once: bool = False              # in eager one backward pass frees what the next would need
     reached: list[set[int]] = field(default_factory=list)   # of each gradient the tangents that lead to it in eager
+    calls: int = 0                  # of operators, but for views, that eager makes in forward and backward
 
 # %% [markdown]
 # ## Following views back
@@ -126,6 +127,16 @@ def view_chain(node: fx.Node, lent: dict | None = None) -> tuple[fx.Node, list[S
             steps.append(Step(source.target, source.args[1:], source.kwargs, index))
         node = base
     return node, steps[::-1]
+
+
+# %% [markdown]
+# What is no view, and takes no item of several results, computes something.
+
+# %%
+def computes(node: fx.Node) -> bool:
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    return isinstance(node.target, torch._ops.OpOverload) and is_mutable(node.target) or view_chain(node)[0] is node
 
 
 # %% [markdown]
@@ -310,8 +321,8 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
     parameters = {n.name for n in gm.graph.find_nodes(op="placeholder") if n.meta.get("parameter")}
     exposed = {n.name for n, e in zip(recorder.graph.find_nodes(op="placeholder"), entries)
                if isinstance(e, torch.Tensor) and storage_key(e) not in kept and n.name not in parameters}
-    joint = Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [], recipes,
-                  symbols=_symbols(entries), exposed=exposed, watched=watched, overlaps=overlaps, once=once)
+    joint = Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [], recipes, symbols=_symbols(entries),
+                  exposed=exposed, watched=watched, overlaps=overlaps, once=once, calls=sum(map(computes, recorded.graph.nodes)))
     joint = _finish(recorded, joint, entries, returned)
     joint.hidden = [i for i in joint.copied if entries[i]._version == versions[i]]
     return joint
