@@ -54,6 +54,26 @@ def test_where_a_fake_may_be(op, operands, expected):
     assert outcome(run_on_fakes, op, args, {}) == expected
 
 
+@pytest.mark.parametrize("op", [aten.pow.Tensor_Scalar, aten.pow_.Scalar])
+def test_exponents_are_refused_as_on_a_cpu(op):
+    dtypes = torch.int8, torch.int32, torch.int64, torch.bool, torch.float16, torch.bfloat16, torch.float32
+    for dtype, exponent in itertools.product(dtypes, (-1, 0, 2, 200, 70000, 2 ** 40, 0.5, -1.5, 1e30, 1e300, float("inf"))):
+        outcomes = []
+        for device in (CPU, GPU):
+            try:
+                outcomes.append(op(fake(torch.ones(3, dtype=dtype), device), exponent).dtype)
+            except RuntimeError:
+                outcomes.append("refused")
+        assert outcomes[0] == outcomes[1], (dtype, exponent)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bool])
+def test_an_operator_that_may_refuse_a_dtype_is_not_forgotten(dtype):
+    with pytest.raises(Unsupported, match="histc"):
+        aten.histc.default(fake(torch.ones(3, dtype=dtype), GPU), 3)
+    aten.histc.default(fake(torch.ones(3), GPU), 3)
+
+
 def test_the_devices_of_indices():
     x, i, m = torch.ones(3, 3), torch.tensor([1, 2]), torch.ones(3, 3, dtype=torch.bool)
     for op, devices, args, expected in [

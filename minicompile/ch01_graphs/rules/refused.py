@@ -68,6 +68,25 @@ def check_exponents(func, x, exponents) -> None:
                            f"{x.device} and {exponents.device}!")
 
 
+@REFUSALS.of(aten.pow.Tensor_Scalar, aten.pow_.Scalar)
+def check_exponent(func, x, exponent) -> None:
+    """A kernel on a GPU converts the exponent to the dtype of the result, as one on a CPU does, which is asked."""
+    if x.device.type != "cuda" or type(exponent) not in (int, float):
+        return
+    dtype = torch.result_type(x.meta, exponent)
+    if exponent < 0 and not (dtype.is_floating_point or dtype.is_complex):
+        raise RuntimeError("Integers to negative integer powers are not allowed.")
+    with outside():
+        torch.full((2,), exponent, dtype=dtype)
+
+
+@REFUSALS.of(aten.histc.default)
+def check_counted(func, x, *args, **kwargs) -> None:
+    """A kernel on a GPU knows few dtypes; if nobody used the result, nobody would ask it."""
+    if x.device.type == "cuda" and x.dtype in (torch.float16, torch.bfloat16, torch.bool):
+        raise Unsupported(f"{func} of {x.dtype} on a GPU, which it may refuse")
+
+
 # %% [markdown]
 # A scatter into a view is asked for the view of a fake, which knows its size. Quantized
 # tensors are refused by us: the meta kernels give plain ones.
