@@ -307,18 +307,23 @@ class CallSource(Source):
 
 
 class ComputedSource(Source):
-    """The integer that a function of Python computes from numbers found elsewhere, `int(n * 0.5)`. numbers: expressions, sizes or floats;
-    symbols: (name of a symbol in them, source)."""
-    function: str
-    numbers: tuple
+    """What a function of Python makes of numbers found elsewhere, `int(n * 0.5)`. function: its text or its source; operands: the
+    arguments, each a text, a source, or an expression of sizes or floats; named: (name, operand); symbols: (name in them, source)."""
+    function: str | Source
+    operands: tuple
+    named: tuple
     symbols: tuple
 
     def parts(self):
-        return None, self.with_symbols(Source.text)
+        return None, self.call_text(Source.text)
 
     def name(self):
-        return self.with_symbols(str).replace("__math", "math")
+        return self.call_text(Source.name).replace("__math", "math")
 
-    def with_symbols(self, read):
+    def call_text(self, read):
         reads = {name: read(at) for name, at in self.symbols}
-        return f"{self.function}({', '.join(float_text(number, reads.__getitem__) for number in self.numbers)})"
+
+        def text(x):
+            return x if type(x) is str else read(x) if isinstance(x, Source) else float_text(x, reads.__getitem__)
+        arguments = [*map(text, self.operands), *(f"{name}={text(x)}" for name, x in self.named)]
+        return f"{text(self.function)}({', '.join(arguments)})"

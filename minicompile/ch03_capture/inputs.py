@@ -18,12 +18,10 @@ from .. import marks
 from ..ch01_graphs.fake import has_memory, storage_key
 from ..ch01_graphs.floats import free_names
 from ..ch01_graphs.layouts import dims_with_gaps
-from ..ch01_graphs.shapes import expr_of
 from ..ch02_guards.torch_guards import TensorSpec
-from ..ch02_guards.sources import CallSource, ComputedSource, ConstantSource, DictGetSource, ItemSource, LocalSource, Source
-from .exceptions import user_errors
+from ..ch02_guards.sources import CallSource, ConstantSource, DictGetSource, ItemSource, LocalSource, Source
 from .tracer import constant_source, guard, location, unsupported
-from .values import AbstractValue, SymVal, TensorVal, const
+from .values import SymVal, TensorVal, const
 
 TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -210,25 +208,6 @@ def wrap_dynamic_number(tx, real, source):
         node.meta.update(val=symbol, location=location(tx), origins=())
     value = tx.symbols.numbers[source] = SymVal(node=node, sym=symbol, source=source)
     return value
-
-
-# %% [markdown]
-# `int(n * 0.5)`, a size, is no expression that sizes can have, and with floats in between there is no algebra for it. Neither is there for
-# `math.isqrt(n)`. It is a number of its own, which the entry computes from the others, and so are the questions about it.
-
-# %%
-def computed_number(tx, function, *values) -> AbstractValue:
-    """function(*values), an integer, of numbers of which some are symbolic. function: a builtin, or one of `math` or of `int`."""
-    numbers, env = tuple([expr_of(v.sym) if type(v) is SymVal else v.value for v in values]), tx.symbols.env
-    names = sorted(set().union(*map(free_names, numbers)))
-    fixed = env.frozen or not tx.symbols.sources.keys() >= set(names)
-    with user_errors():
-        result = function(*([v.value for v in values] if fixed else map(env.hint, numbers)))
-    if fixed:
-        return const(result)
-    prefix = "__math." if getattr(function, "__module__", None) == "math" else ""
-    source = ComputedSource(prefix + function.__qualname__, numbers, tuple((name, tx.symbols.sources[name]) for name in names))
-    return wrap_dynamic_number(tx, result, source)
 
 
 # %% [markdown]

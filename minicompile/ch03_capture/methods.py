@@ -7,6 +7,7 @@
 
 # %%
 import inspect
+import types
 from typing import Callable
 
 from .iterate import iterate, length, unpack
@@ -15,9 +16,9 @@ from .protocol import METHODS
 from .subscripts import contains, delete_item, get_item, set_item
 from .tensors import call_tensor_method
 from .tracer import Tracer, unsupported
-from .values import AbstractValue, Const, NONE, NotConstant, ObjVal, SetVal, SliceVal, TensorVal, TupleVal, boolean, describe
+from .values import AbstractValue, Const, NONE, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, boolean, describe
 
-FOLDED = (Const, TupleVal, SetVal, SliceVal, ObjVal)      # of these, methods of constants are called now
+FOLDED = (Const, SymVal, TupleVal, SetVal, SliceVal, ObjVal)      # of these, methods of constants are called now
 OPERATORS = {"__len__": length, "__iter__": iterate, "__getitem__": get_item, "__setitem__": set_item, "__delitem__": delete_item,
              "__contains__": lambda tx, self, item: boolean(contains(tx, self, item)),
              "__eq__": lambda tx, self, other: compare(tx, "==", self, other)}
@@ -34,10 +35,12 @@ def call_method(tx: Tracer, value: AbstractValue, name: str, args, kwargs=None) 
     reason = f"the method {name} of {describe(value)}"
     if type(value) not in FOLDED or name in ("__enter__", "__exit__", "__call__"):
         unsupported(tx, reason)
-    if type(value) is Const and isinstance(value.value, str) and name == "join":
+    if type(value) is Const and value.cls is str and name == "join":
         args = [TupleVal(items=unpack(tx, args[0]))]
-    return fold(tx, lambda self, /, *args, **kwargs: getattr(self, name)(*args, **kwargs), [value, *args],
-                kwargs, reason)
+    of_class = getattr(value.cls, name, None) if type(value) in (Const, SymVal) else None
+    method = of_class if isinstance(of_class, (types.MethodDescriptorType, types.WrapperDescriptorType)) else \
+        lambda self, /, *args, **kwargs: getattr(self, name)(*args, **kwargs)
+    return fold(tx, method, [value, *args], kwargs, reason)
 
 
 def call_handler(tx, name: Callable[[], str], handler, args, kwargs):

@@ -14,15 +14,24 @@ import types
 
 from .exceptions import user_error
 from .iterate import values_of
-from .operations import equal, fold, truth
+from .operations import computed, equal, fold, truth, varies_in
 from .protocol import operate, special
 from .tracer import Tracer, unsupported
-from .values import AbstractValue, DictVal, NotConstant, TensorVal, describe
-from .wrap import as_python, guard_missing, key_in
+from .values import AbstractValue, DictVal, FALSE, NotConstant, TensorVal, const, describe
+from .wrap import as_python, guard_keys, guard_missing, key_in
+
+
+def is_among(tx, keys, item: AbstractValue) -> AbstractValue | None:
+    """Whether a number or a text that varies is one of `keys`, which is guarded; None where that takes a look at it."""
+    plain = varies_in(item) and all(type(key) in (int, float, str, bool, type(None)) for key in keys)
+    return computed(tx, operator.contains, [const(tuple(keys)), item], {}) if plain else None
 
 
 def is_missing(tx, dictionary: DictVal, key: AbstractValue) -> bool:
     """Whether there is no such key, which is then guarded."""
+    if is_among(tx, dictionary.items, key) is FALSE:
+        guard_keys(tx, dictionary)
+        return True
     k = key_in(tx, dictionary, key)
     if k not in dictionary.items:
         guard_missing(tx, dictionary, k)

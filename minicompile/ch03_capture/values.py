@@ -111,6 +111,11 @@ def is_unseen(value) -> bool:
     return type(value) is Const and "value" not in vars(value)
 
 
+def is_identity(value) -> bool:
+    """Whether it is what `id()` gave, a number without a meaning."""
+    return type(value) is Const and not is_unseen(value) and type(value.value) is Identity
+
+
 class TensorVal(AbstractValue):
     """A tensor: `node` computes it in the graph, `fake` says what it looks like; `real` only for graph
     inputs; `number`, where it is known: its value and the version that has it; `updates`: what the trace has
@@ -520,7 +525,7 @@ def is_class(value) -> bool:
 def describe(value) -> str:
     """A few words for a message."""
     if isinstance(value, Const):
-        return f"{type(value.value).__name__} {value.value!r}"[:60]
+        return f"a {value.cls.__name__}" if is_unseen(value) else f"{type(value.value).__name__} {value.value!r}"[:60]
     if isinstance(value, TensorVal):
         return f"a tensor of shape {tuple(value.fake.shape)}"
     if isinstance(value, ObjVal):

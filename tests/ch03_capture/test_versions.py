@@ -1,5 +1,6 @@
 """Programs in long loops: what makes no new version. Each runs many times on fresh objects, with eager's answers, in a few versions."""
 import datetime
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -274,9 +275,37 @@ def without_a_text():
 
 
 @pytest.mark.parametrize("make, graphs, breaks, calls", [
-    (logged, 4, 2, 24), (read_by_the_program, 5, 0, 5), (without_a_text, 2, 0, 2)])
+    (logged, 4, 2, 24), (read_by_the_program, 3, 0, 24), (without_a_text, 2, 0, 2)])
 def test_texts_of_numbers(make, graphs, breaks, calls):
     count(make, graphs, breaks, calls)
+
+
+# ------------------------------------------------------------------ what functions of C make of numbers that vary
+ASKED = {
+    "numbers": lambda x, n: (x * round(n, -1), n.__add__(1), int.__mul__(n, 2), (2).__rpow__(n), min(n, 7), max(n, 2.5), n.bit_length(),
+                             float(n).hex(), hash(n), sorted([n, 3, 100]), hasattr(n, "size")),
+    "floats": lambda x, n: (x * (n / 7).__mul__(2), math.isnan(n / 7), (n / 7 + 0.01).is_integer(), math.isclose(n / 7, 900.5),
+                            math.fsum([n / 7, 1.0]), math.dist([n], [0.5]), (n / 7).conjugate()),
+    "ranges": lambda x, n: (x * range(n)[-1], sum(range(n)), n in range(50), range(2, n).stop, list(enumerate("ab", n))),
+    "texts": lambda x, n: (x * len(f"{n}"), len(str(n).zfill(8)), int(str(n) + "5"), float(f"{n}.5"), "-" * n, "%03d" % n + hex(n),
+                           str((n, 1)) + repr([n]), "-".join([str(n), "a"]), f"{n:c}", str(n)[:1], len("ab" * n)),
+    "answers": lambda x, n: (x + str(n).startswith("9"), f"{n}" == "3", "layer" + str(n) == "layer9", f"k{n}" in {"k3": 1}, str(n) in ["3"],
+                             {"k3": 1}.get(f"k{n}", 4), n in {3, 4}, n in {3: 1}, {3: 1}.get(n, 5), n in [3, 4], str(n).isdigit())}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_is_computed_from_numbers(name):
+    """One version for a number that was seen once, and one for all others."""
+    count(lambda: (ASKED[name], lambda i: (torch.ones(2), 20 + i)), 2)
+
+
+def test_an_answer_of_a_number_is_asked_again():
+    count(lambda: (lambda x, n: (x * (n in {23, 30}), str(n).endswith("5"), chr(n)), lambda i: (torch.ones(2), 20 + i)), 4)
+    compiled = minicompile.compile(lambda x, n: x * int(f"{n}"[1]), backend="eager")
+    for n in (20, 31, 42):
+        assert compiled(torch.ones(1), n) == int(f"{n}"[1])
+    with pytest.raises(IndexError):
+        compiled(torch.ones(1), 5)
 
 
 # ------------------------------------------------------------------ dictionaries with attributes

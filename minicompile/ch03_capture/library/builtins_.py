@@ -25,11 +25,10 @@ from ...errors import SkipFrame
 from ..attributes import get_attribute, has_attribute, in_library, is_library_class, set_attribute
 from ..calls import HANDLED, guard_function, handles, refuse_finalizer
 from ..exceptions import user_error, user_errors
-from ..inputs import computed_number
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import length, natively, next_value, unpack, values_of
 from ..lookup import MISSING, is_plain_tuple, lookup, python_method
-from ..operations import Deputy, binary, fold, identical, later, printed, specialize, truth
+from ..operations import Deputy, binary, computed, fold, identical, later, printed, specialize, truth
 from ..protocol import METHODS, method, special
 from ..tracer import answer, bases, call, location, plain_python, unsupported
 from ..values import (
@@ -162,6 +161,8 @@ def texts(named) -> tuple:
 
 def fold_text(tx, function, args, kwargs=None):
     """fold() for functions that only print their arguments."""
+    if (made := computed(tx, function, args, kwargs or {})) is not None:
+        return made
     with user_errors():
         return const(function(*[printable(tx, a) for a in args], **{
             k: printable(tx, v) for k, v in (kwargs or {}).items()}))
@@ -258,7 +259,7 @@ def hash_of(tx, value) -> int:
 
 @handles(hash)
 def handle_hash(tx, value):
-    return computed_number(tx, hash, value) if type(value) is SymVal and value.cls is int else const(hash_of(tx, value))
+    return fold(tx, hash, [value]) if type(value) is SymVal and value.scalar is None else const(hash_of(tx, value))
 
 
 # %% [markdown]
@@ -271,6 +272,8 @@ def handle_hash(tx, value):
 def total(tx, items, start=ZERO):
     if start.cls in (str, bytes, bytearray):
         unsupported(tx, "sum() of strings")
+    if items.cls is range and (made := computed(tx, sum, [items, start], {})) is not None:
+        return made
     return functools.reduce(lambda a, b: binary(tx, "+", a, b), values_of(tx, items), start)
 
 
@@ -335,7 +338,7 @@ def take_next(tx, iterator, default=None):
 
 @handles(enumerate)
 def enumerated(tx, items, start=ZERO):
-    return rows(tx, ((const(i), v) for i, v in enumerate(values_of(tx, items), start.value)))
+    return rows(tx, ((binary(tx, "+", start, const(i)), v) for i, v in enumerate(values_of(tx, items))))
 
 
 def by_test(function):

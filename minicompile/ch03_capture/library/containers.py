@@ -18,7 +18,7 @@ from ..effects import touch
 from ..exceptions import user_error, user_errors
 from ..interpreter import advance, unless_raised
 from ..iterate import next_value, unpack, values_of
-from ..operations import Deputy, deputies, specialize, truth
+from ..operations import Deputy, deputies, specialize, truth, varies_in
 from ..protocol import METHODS, as_dict, method
 from ..subscripts import delete_item, get_item, index_of, is_missing, set_item
 from ..tracer import call, unsupported
@@ -108,6 +108,8 @@ def sort_values(tx, items, key, reverse) -> list:
     """sorted(items, key=key, reverse=reverse)"""
     keys = items if key is NONE else [call(tx, key, [item]) for item in items]
     try:
+        if any(map(varies_in, keys)):
+            raise NotConstant
         measure = [as_python(tx, k) for k in keys]
     except NotConstant:
         measure = [Deputy(tx, k) for k in keys]

@@ -24,10 +24,9 @@ from ...ch02_guards.sources import AttrSource
 from ..attributes import C_DESCRIPTORS, SETATTR, attributes_of, bind_attribute, bind_to_class, get_attribute, no_attribute
 from ..effects import changed
 from ..exceptions import user_error
-from ..inputs import computed_number
 from ..interpreter import read_cell
 from ..lookup import MISSING, lookup, python_method
-from ..operations import scalar_of, specialize
+from ..operations import computed, scalar_of, specialize
 from ..tracer import bases, guard, unsupported
 from ..values import (
     BuiltinVal, CellVal, Const, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MethodName, MethodVal, NONE, PartialVal,
@@ -85,6 +84,9 @@ def docstring(code):
     return first if isinstance(first, str) else None
 
 
+IN_C = types.MethodDescriptorType, types.WrapperDescriptorType
+
+
 @attributes_of(Const, ListVal, SetVal, ViewVal, IterVal, GenVal, SliceVal, MethodName)
 def plain_attribute(tx, value, name):
     cls = value.cls
@@ -92,8 +94,11 @@ def plain_attribute(tx, value, name):
         return FIELDS[type(value), name](value)
     if name == "__class__":
         return wrap(tx, cls)
-    if type(value) is Const and hasattr(value.value, name) and not callable(getattr(value.value, name)):
-        return wrap(tx, getattr(value.value, name))
+    if type(value) is Const and not isinstance(lookup(cls, name), IN_C):
+        if (made := computed(tx, getattr, [value, const(name)], {})) is not None:
+            return made
+        if hasattr(value.value, name) and not callable(getattr(value.value, name)):
+            return wrap(tx, getattr(value.value, name))
     # Whether the `__init__` of an exception was run, or Python has raised it, is not known
     if lookup(cls, name) is MISSING and not (type(value) is ExcVal and python_method(cls, "__init__")):
         no_attribute(cls, name)
@@ -218,15 +223,16 @@ ITSELF = ("conjugate", "__index__", "__int__", "__trunc__", "__floor__", "__ceil
 def number_attribute(tx, value, name):
     if name == "item" and value.scalar is not None:
         return BuiltinVal(name=name, call=lambda tx, args, kwargs: scalar_of(value, None))
-    if name in ("bit_length", "bit_count") and value.cls is int:
-        return BuiltinVal(name=name, call=lambda tx, args, kwargs: computed_number(tx, getattr(int, name), value))
     if name == "real" and value.scalar is None or name == "numerator" and value.cls is int:
         return value
     if name in ("denominator", "imag") and value.cls is int:
         return const(int(name == "denominator"))
     if name in ITSELF and value.cls is int:
         return BuiltinVal(name=name, call=lambda tx, args, kwargs: value)
-    return plain_attribute(tx, value if name == "__class__" else specialize(value), name)
+    found = lookup(value.cls, name)
+    if isinstance(found, IN_C):
+        return MethodName(self=value, name=name)
+    return plain_attribute(tx, value if name == "__class__" or found is MISSING else specialize(value), name)
 
 
 # %% [markdown]

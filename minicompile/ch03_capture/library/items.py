@@ -25,7 +25,7 @@ from ..iterate import unpack, values_of
 from ..lookup import lookup, python_method
 from ..operations import binary, compare, equal, fold, truth
 from ..protocol import METHODS, as_dict, method, special
-from ..subscripts import contains, index_of, is_missing, set_item
+from ..subscripts import contains, index_of, is_missing, is_among, set_item
 from ..tensors import emit, tensor_shape
 from ..tracer import call, unsupported
 from ..values import (
@@ -39,7 +39,8 @@ METHODS.update({
     (SetVal, "__len__"): lambda tx, self: const(len(self.items)),
     (ViewVal, "__len__"): lambda tx, self: const(len(entries(tx, self.of))),
     (ListVal, "__contains__"): lambda tx, self, item: boolean(any(equal(tx, v, item) for v in values_of(tx, self))),
-    (SetVal, "__contains__"): lambda tx, self, item: boolean(key_of(tx, item, self.items) in self.items),
+    (SetVal, "__contains__"): lambda tx, self, item: is_among(tx, self.items, item) or boolean(
+        key_of(tx, item, self.items) in self.items),
     (ViewVal, "__contains__"): lambda tx, self, item: boolean(contains(tx, self.of, item)) if self.kind == "keys" else NotImplemented,
     (Const, "__contains__"): lambda tx, self, item: fold(tx, operator.contains, [self, item]),
     (TensorVal, "__contains__"): lambda tx, self, item: unsupported(tx, "`in` of a tensor"),
@@ -50,7 +51,7 @@ METHODS.update({
 def length_of_constant(tx, self):
     if is_unseen(self) and self.cls is range and self.recipe:
         return length_of_range(tx, *self.recipe[1])
-    return const(len(self.value)) if hasattr(self.cls, "__len__") else NotImplemented
+    return fold(tx, len, [self]) if hasattr(self.cls, "__len__") else NotImplemented
 
 
 def length_of_range(tx, start, stop=None, step=const(1)):

@@ -11,7 +11,6 @@ import math
 import torch
 
 from ..calls import HANDLED, handles
-from ..inputs import computed_number
 from ..operations import binary, emit_float, fold, later, scalar_of, unary
 from ..protocol import special
 from ..tensors import emit
@@ -23,8 +22,6 @@ ZERO, ONE = const(0), const(1)
 
 def whole_number(tx, rounding, value: SymVal):
     """rounding(value) of a symbolic number."""
-    if value.cls is float:
-        return computed_number(tx, rounding, value)
     return value if value.cls is int else fold(tx, rounding, [value])
 
 
@@ -49,14 +46,6 @@ def rounds(rounding, method):
     def handler(tx, value):
         return whole_number(tx, rounding, value) if type(value) is SymVal else \
             own_conversion(tx, value, method) or fold(tx, rounding, [value])
-    return handler
-
-
-def of_integers(function):
-    """The handler of a function that gives an integer for integers."""
-    def handler(tx, *args):
-        symbolic = any(type(a) is SymVal for a in args) and {a.cls for a in args} == {int}
-        return computed_number(tx, function, *args) if symbolic else fold(tx, function, args)
     return handler
 
 
@@ -89,7 +78,7 @@ def rounded(tx, value, digits=None):
 def power(tx, base, exp, mod=NONE):
     if mod is NONE:
         return binary(tx, "**", base, exp)
-    return special(tx, base, "__pow__", exp, mod) or of_integers(pow)(tx, base, exp, mod)
+    return special(tx, base, "__pow__", exp, mod) or fold(tx, pow, [base, exp, mod])
 
 
 def divided(tx, a, b):
@@ -104,5 +93,4 @@ HANDLED.update({
     float: conversion(float, lambda tx, value: emit_float(tx, "float", [value]), "__float__", "__index__"),
     complex: lambda tx, *args: args and own_conversion(tx, args[0], "__complex__") or fold(tx, complex, args),
     math.trunc: rounds(math.trunc, "__trunc__"), math.floor: rounds(math.floor, "__floor__"), math.ceil: rounds(math.ceil, "__ceil__"),
-    **{f: of_integers(f) for f in (math.isqrt, math.gcd, math.lcm, math.comb, math.perm, math.factorial)},
     divmod: divided, pow: power})
