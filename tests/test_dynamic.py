@@ -203,6 +203,11 @@ def test_strides_of_memory_that_grows(make, backend):
     agree(lambda x: (x * 2 + 1, x.sum(-1), x.reshape(-1) + 1), [(make(n),) for n in (4, 6, 7, 8, 5, 20, 13)], backend, graphs=3)
 
 
+def test_all_strides_vary_where_all_sizes_do():
+    calls = [(torch.randn(n, 5, n + 4)[:, :3, :n],) for n in (4, 6, 7, 8)]
+    agree(lambda x: (x * 2 + 1, x.sum(-1)), calls, dynamic=True, graphs=1)
+
+
 def test_windows_that_come_to_overlap_are_programs_of_their_own():
     def windows(step):
         return torch.randn(60).unfold(0, 4, step)[:5]

@@ -91,6 +91,10 @@ def varies(tx, source) -> bool:
     return not options.fixed and (source in options.dynamic or options.everything and is_argument(source))
 
 
+def all_vary(tx, real, source) -> bool:
+    return tx.options.everything and is_argument(source) and not isinstance(real, torch.nn.Parameter)
+
+
 def dynamic_dims(tx, real, source) -> frozenset:
     """The dims of a tensor whose sizes become symbols. Sizes 0 and 1 never do."""
     options = tx.options
@@ -99,7 +103,7 @@ def dynamic_dims(tx, real, source) -> frozenset:
     learned = options.dynamic.get(source, ())
     learned = () if learned is True else learned         # True: it was a number then
     dims = {*learned, *getattr(real, marks.DYNAMIC, ())}
-    if options.everything and is_argument(source) and not isinstance(real, torch.nn.Parameter):
+    if all_vary(tx, real, source):
         dims = range(real.dim())
     return frozenset(d for d in dims if d < real.dim() and real.shape[d] > 1)
 
@@ -109,8 +113,9 @@ def stride_source(source, dim: int):
 
 
 def dynamic_strides(tx, real, source) -> frozenset:
-    """The dims of a tensor whose strides become symbols: those that have varied by themselves, in a layout that has no name."""
-    learned = [] if tx.options.fixed else [d for d, n in enumerate(real.shape) if n > 1 and stride_source(source, d) in tx.options.dynamic]
+    """The dims of a tensor whose strides become symbols, in a layout that has no name: those that have varied by themselves, or all."""
+    learned = [] if tx.options.fixed else [d for d, n in enumerate(real.shape) if n > 1 and (
+        stride_source(source, d) in tx.options.dynamic or all_vary(tx, real, source))]
     return frozenset(learned and dims_with_gaps(real)).intersection(learned)
 
 
