@@ -366,3 +366,12 @@ def test_a_product_with_an_empty_vector_has_the_size_of_what_is_added(backend):
     for shape in ((), (1,), (3,)):
         x = torch.ones(shape)
         assert minicompile.compile(torch.addmv, backend=backend)(x, torch.ones(3, 0), torch.ones(0)).shape == x.shape
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "decomposed", "loops", "cpp"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_copied_view_need_not_be_a_view(backend, dynamic):
+    for op in (aten.view_copy.default, aten._reshape_copy.default):
+        compiled = minicompile.compile(lambda x, op=op: op(x.sin().mT, (-1,)) * 2, backend=backend, dynamic=dynamic)
+        for x in (torch.randn(2, 3), torch.randn(4, 5, 3), torch.randn(2, 3).mT):
+            torch.testing.assert_close(compiled(x), op(x.sin().mT, (-1,)) * 2)

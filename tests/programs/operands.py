@@ -252,6 +252,18 @@ operands("ranks", 0.7, "torch.tensordot({x}, {f}, 0)", "torch.tensordot({x}, {x}
          "{a}.index_select({d}, torch.tensor(0, device=DEVICE))")
 
 
+operands("ranks", 0.7, "torch.ops.aten.view_copy({a}.mT, (-1,))", "torch.ops.aten.unfold_copy({a}, {d}, 1, 1)",
+         "torch.ops.aten.permute_copy({a}.mT, (-1, -2))",
+         "torch.ops.aten.diagonal_copy({a})", "torch.ops.aten._reshape_copy({a}.mT, (-1,))", "torch.mvlgamma({x}.abs() + 2, 2)",
+         "torch.ldexp({x}, {i} % 5)", "F.max_pool1d({x}, 1)", "F.max_pool1d({x}.mT, 2)",
+         "F.prelu({x}, torch.tensor(0.25, device=DEVICE).to({x}))",
+         "torch.addmv(torch.ones((), device=DEVICE).to({x}), {x}, {x}.new_ones(0))", "torch.addmv({x}[..., 0], {x}, {x}[0])",
+         "torch.rand_like({x}[..., :1]) * 0", "F.scaled_dot_product_attention({x}, {x}, {x})", "F.unfold({x}, (1, 2), 1, 1, 2)",
+         "{a}.split(1, {d})[0].detach()", "{a}.unbind({d})[-1].detach()", "{a}[1:].detach()",
+         "torch.tensor([2, torch.tensor(0.5, dtype={a}.dtype)])")
+operands("ranks", 0.7, "{x}.split(1, {d})[0].detach().add_({f}.sum())", "{x}[..., :1].detach().mul_({f}.mean())", write=True)
+
+
 # ---- numbers in tensors on the CPU
 
 operands("hosts", 0.7, "{a} * torch.tensor(2.5)", "torch.tensor(3) - {a}", "{x} ** torch.tensor(2)",

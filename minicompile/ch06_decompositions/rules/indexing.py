@@ -110,10 +110,16 @@ def _copy_variant(name: str, kind: str = "") -> None:
         return out.clone(memory_format=torch.contiguous_format)
 
 
-for _spec in ("alias view expand permute t transpose.int squeeze squeeze.dim squeeze.dims unsqueeze "
+for _spec in ("alias expand permute t transpose.int squeeze squeeze.dim squeeze.dims unsqueeze "
               "slice.Tensor select.int diagonal unfold as_strided split.Tensor split_with_sizes unbind.int "
               "view.dtype detach lift_fresh").split():
     _copy_variant(*_spec.split("."))
+
+
+@decomposition("view_copy", complex=True)
+def view_copy(x, size):
+    """Also of what could not be a view."""
+    return x.reshape(size).clone(memory_format=torch.contiguous_format)
 
 
 @decomposition("narrow_copy", complex=True)
