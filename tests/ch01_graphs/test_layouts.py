@@ -205,7 +205,7 @@ F.binary_cross_entropy_with_logits(x, x, reduction="none") | F.group_norm(x, 1) 
 x.index_add(d, NONE, x.narrow(d, 0, 0)) | x.index_copy(d, NONE, x.narrow(d, 0, 0)) | x.slice_scatter(x.narrow(d, 0, 0), d, 0, 0)
 x.view(-1) | x.unfold(d, 1, 1) | x.split(1, d) | x.reshape(-1) | x.flatten(0, d) | x.squeeze() | x.squeeze(d) | x.unsqueeze(d)
 x.expand(2, *x.shape) | x.mT | x.narrow(d, 0, 1) | x[::2] | x.unflatten(d, (-1, 1)) | x.view(*x.shape, 1) | x.view(1, *x.shape)
-F.scaled_dot_product_attention(x, y, y) | F.scaled_dot_product_attention(x, x, y, is_causal=True) | torch.mvlgamma(x, 2)
+F.scaled_dot_product_attention(some(x), y, y) | F.scaled_dot_product_attention(some(x), x, y, is_causal=True) | torch.mvlgamma(x, 2)
 F.nll_loss(x, torch.zeros(x.sum(1).shape, dtype=torch.long), reduction="none") | F.unfold(x, (1, 2), 1, 1, 2) | torch.ldexp(x, y.long())
 torch.ldexp(x[:1], y.long()) | torch.ldexp(x.long(), y) | torch.rand_like(x) | torch.randn_like(x) | torch.randint_like(x, 3)
 F.prelu(x, torch.ones(())) | F.prelu(x, torch.ones(1)) | F.batch_norm(x, MANY[:x.shape[1]], MANY[:x.shape[1]])
@@ -229,7 +229,12 @@ x.view(torch.int32) | x.view(torch.int16) | x.chunk(2, d) | x.tensor_split(2, d)
 @pytest.mark.parametrize("text", [text.strip() for line in ALONG.split("\n") for text in line.split("|") if text])
 def test_reductions_and_views_where_sizes_are_0_and_1(text, count=60):
     choose, compared = random.Random(text), 0
-    call = eval(f"lambda x, y, d: {text}", {"torch": torch, "F": torch.nn.functional, "aten": aten, "NONE": torch.arange(0),
+
+    def some(x):                            # of no elements, attention ends the process on torch 2.11
+        if x.numel() == 0:
+            raise NotImplementedError
+        return x
+    call = eval(f"lambda x, y, d: {text}", {"some": some, "torch": torch, "F": torch.nn.functional, "aten": aten, "NONE": torch.arange(0),
                                             "MANY": torch.ones(9)})
 
     def tried(*args):

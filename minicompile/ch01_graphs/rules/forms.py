@@ -228,7 +228,7 @@ def _spaced(out, start, end, *_):
 
 def _scaled_by_power(out, x, other):
     """Floats are scaled by integers in a copy, which is resized where it is too small. Anything else is a product with a power."""
-    if x.is_floating_point() and not other.is_floating_point() and not torch.__version__.startswith("2.11."):
+    if x.is_floating_point() and not other.is_floating_point():
         return like_a_copy(out, x) if out.shape == x.shape else elementwise(out, x, other)
     whole = not (x.is_floating_point() or x.is_complex())
     return elementwise(out.to(other.dtype) if whole and other.is_floating_point() else out, x, row_by_row(other))

@@ -62,8 +62,8 @@ def check_fill(func, *args, dtype=None, **kwargs) -> None:
 
 @REFUSALS.of(aten.ldexp.Tensor)
 def check_exponents(func, x, exponents) -> None:
-    """The power of two is written to: beside exponents that have dims `x` may be a number of a CPU, and they never."""
-    if x.device != exponents.device and (x.dim() or not exponents.dim()):
+    """The kernel for floats and whole exponents takes no number of a CPU; others are scaled by a product with a power."""
+    if x.device != exponents.device and x.is_floating_point() and not exponents.is_floating_point():
         raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, "
                            f"{x.device} and {exponents.device}!")
 
