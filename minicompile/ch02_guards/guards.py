@@ -409,6 +409,11 @@ def empty_slot(g, x, const):
                       lambda v: f"the slot {g.expected!r} of {g.source} holds something now")]
 
 
+# %% [markdown]
+# Three questions about a class have a guard each. Does it still have the attribute that was found, or none where none was? Does it
+# still derive from the same classes, which `isinstance` asked? And is what lies there, if it is data such as a counter, still of that type?
+
+# %%
 def class_has(cls, name: str, found) -> bool:
     """Whether the class still has this attribute; both as `weakly` and `weakly_found` give them."""
     cls = strongly(cls)

@@ -96,6 +96,20 @@ def test_what_is_looked_at_is_guarded_by_value(make, graphs):
     count(make, graphs)
 
 
+def dataclass_made_inside():
+    def f(x):
+        @dataclass(order=True)
+        class Pair:
+            a: int
+            b: int = 2
+        return x + Pair(1).b, repr(Pair(2)), Pair(1) < Pair(2)
+    return f, lambda i: (torch.ones(2),)
+
+
+def test_what_a_class_of_the_trace_can_do_is_not_guarded():
+    count(dataclass_made_inside, 1)
+
+
 def test_the_type_of_what_is_handed_on_is_guarded():
     f = minicompile.compile(lambda x, name: (x + 1, name, isinstance(name, str)), backend="eager")
     answers = [f(torch.ones(1), name)[1:] for name in ("a", 2, "b", 3.0, b"c", None)]

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Results as kernels give them
 #
-# Convolutions and batch norms prefer channels last, LAPACK and the Fourier transforms have orders of their own. A group norm of halves
-# with float32 parameters, as autocast leaves it on a CPU, is here for its dtypes.
+# Convolutions and batch norms prefer channels last, LAPACK and the Fourier transforms have orders of their own. Each function below says it
+# for one family: it is given the meta kernel's answer and the operands, and gives back an answer that lies as the kernel's does. Symbolic
+# sizes and strides count as they are in the present call.
 
 # %%
 import contextlib
@@ -174,6 +175,11 @@ def _embedding_bag_sizes(only, out, weight, indices, offsets, scale=False, mode=
     return out[0], out[1][:0] if quick else out[1], out[2].new_empty(bags), out[3] if mode == 2 else out[3].new_empty(bags)
 
 
+# %% [markdown]
+# Copies and rearrangements follow their operand where it is whole, and go row by row where it is empty or nothing is moved. Which of the
+# two holds can depend on the sizes, so these functions look at the present ones.
+
+# %%
 def _is_infinite(out, x):
     """Integers are never asked."""
     return elementwise(out, elementwise(out, x), 0.0) if x.is_floating_point() or x.is_complex() else like_a_copy(out, x)
@@ -212,6 +218,10 @@ def _exponential(out, x):
     return elementwise(out, x) if size == 1 else like_a_copy(out, x) if size == 0 else _reduced(out)
 
 
+# %% [markdown]
+# Composed kernels show how they are made: a norm is laid out as the sum inside of it, a scaled float as the copy that it is written to.
+
+# %%
 def _norm(out, x, ord=2, dim=None, keepdim=False, *_):
     """A reduction also of dims of size 1, of which PyTorch 2.11 does not drop those that are counted from the end."""
     symbolic = any(isinstance(n, torch.SymInt) for n in (*x.shape, *x.stride()))
@@ -238,7 +248,12 @@ def _each(form):
     return lambda out, *operands: tuple(form(t, *operands) for t in out)
 
 
-# Kernels whose results have other shapes, strides or dtypes than their meta kernels say: on all devices, and on a CPU.
+# %% [markdown]
+# The tables: kernels whose results have other shapes, strides or dtypes than their meta kernels say. `FORMS` holds on all devices, and
+# `CPU_FORMS` goes before it on a CPU. Rows of many operators name a rule of `corrections.py`: results lie row by row, as a copy of
+# the first operand, or as elementwise kernels leave them. A lambda picks the operands that a rule is about.
+
+# %%
 FORMS.update({
     aten.convolution.default: lambda out, x, *rest: out if x.dtype == torch.float64 else _convolution_layout(out, x, *rest),
     # weights that nobody wants: an empty tensor, really None

@@ -2,7 +2,8 @@
 # # What kernels refuse, written down
 #
 # A rule gets the operator and its arguments, and raises what the kernel would: where the meta kernel lets something pass that the kernel of
-# the device refuses, as products of two dtypes.
+# the device refuses, as products of two dtypes. Where a rule raises an error of its own, the words are ours, and the type is eager's,
+# because a program catches types.
 
 # %%
 import math
