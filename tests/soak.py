@@ -1,8 +1,8 @@
 """`make soak MINUTES=30`: everything that looks for differences by itself, for a given time, each time on other seeds.
 
-Random programs of Python and of tensors, objects that live shortly, small models of the zoo, and fresh functions that threads compile,
-call and drop while the process must not grow. A line per part and round; one verdict; the exit status
-is 1 after any difference, crash or growth."""
+Random programs of Python and of tensors, programs of the language each in a process of its own, objects that live shortly, small
+models of the zoo, and fresh functions that threads compile, call and drop while the process must not grow. A line per part and round;
+one verdict; the exit status is 1 after any difference, crash or growth."""
 from __future__ import annotations
 
 import argparse
@@ -117,7 +117,26 @@ def short_lived(seconds, seed, jobs, number) -> Found:
     return Found(words, "" if status == 0 else f"ended with {status}\n{tail(said)}")
 
 
-PARTS = {python_programs: 0.2, tensor_programs: 0.25, training_steps: 0.1, threads: 0.1, short_lived: 0.1, zoo: 0.25}    # shares of a round
+def programs_alone(seconds, seed, jobs, number) -> Found:
+    """The tests of Python's language, each in a process of its own: a fault of the first call hides behind what ran before."""
+    end = time.monotonic() + seconds
+    _, listed = process(["-m", "pytest", "--collect-only", "-q", "tests/ch03_capture/test_language.py"], 120)
+    names = re.findall(r"^tests/\S+::\S+\]$", listed, re.M)
+    random.Random(seed).shuffle(names)
+
+    def run(name):
+        if time.monotonic() > end:
+            return None
+        status, said = process(["-m", "pytest", "-q", name], 180)
+        return "" if status == 0 else f"{name} alone ended with {status}\n{tail(said)}"
+    with ThreadPoolExecutor(jobs) as pool:
+        ran = [found for found in pool.map(run, names) if found is not None]
+    bad = [found for found in ran if found]
+    return Found(f"{len(ran)} programs of the language alone, {len(bad)} fail", "\n".join(bad) if ran else tail(listed) or "none ran")
+
+
+PARTS = {python_programs: 0.2, tensor_programs: 0.25, training_steps: 0.1, programs_alone: 0.1, threads: 0.1, short_lived: 0.1,
+         zoo: 0.25}                                                                                              # shares of a round
 
 
 # ---- threads, in the child ---------------------------------------------------------------------------------

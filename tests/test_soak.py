@@ -28,7 +28,7 @@ def test_a_part_that_does_not_end_is_ended():
 
 def test_no_result_is_wrong(monkeypatch):
     monkeypatch.setattr(soak, "process", lambda *a, **k: (-11, "Segmentation fault"))
-    for part in (soak.python_programs, soak.tensor_programs, soak.threads, soak.zoo):
+    for part in (soak.python_programs, soak.tensor_programs, soak.programs_alone, soak.threads, soak.zoo):
         assert "Segmentation fault" in part(1.0, 0, 1, 0).wrong
 
 
