@@ -74,7 +74,17 @@ def is_dense(t: torch.Tensor) -> bool:
     return True
 
 
+# %% [markdown]
+# Strides with gaps, and an offset, show part of a larger memory. Whoever copies such a tensor as it lies, or runs a program on
+# bare memory (chapter 7), needs the memory itself, without the shape that is seen in it.
+
 # %%
+def flat_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """All memory from the first element of `tensor` to its last, as a one-dimensional tensor."""
+    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
+    return tensor.as_strided((extent,), (1,))
+
+
 def is_window(t: torch.Tensor) -> bool:
     """Can one see that there is more memory than that of its elements?"""
     return t.storage_offset() != 0 or not is_dense(t)

@@ -7,7 +7,6 @@
 # inlined.
 
 # %%
-import builtins
 import collections
 import contextlib
 import decimal
@@ -21,20 +20,19 @@ from dataclasses import dataclass
 import numpy
 import torch
 
-from ..ch01_graphs.floats import OPERATIONS, free_names
-from ..ch01_graphs.shapes import expr_of, float_function
-from ..ch02_guards.sources import ComputedSource, Source
+from ..ch01_graphs.floats import OPERATIONS
+from ..ch01_graphs.shapes import float_function
 from .exceptions import INTERPRETING, user_error, user_errors
-from .inputs import wrap_dynamic_number
 from .iterate import length, unpack
 from .lookup import MISSING, captures, lookup, python_method
 from .protocol import METHODS, as_dict, special
 from .tensors import emit, to_arg, wrap_result
-from .tracer import Tracer, answer, call, constant_source, guard, location, unsupported
+from .tracer import Tracer, answer, call, location, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodVal, NONE, NUMBERS, NUMPY_SCALARS, NotConstant, ObjVal,
-    SetVal, SliceVal, SymVal, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_identity, is_unseen, unseen)
-from .wrap import as_python, dict_contents, entries, realize, wait, wrap, wrap_constant
+    SetVal, SymVal, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_identity, is_unseen, unseen)
+from .varying import computed, varies_in
+from .wrap import as_python, dict_contents, entries, realize, wrap, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
           "@": "matmul",
@@ -72,84 +70,6 @@ def decimal_context() -> tuple:
     """What the arithmetic of decimal numbers depends on."""
     now = decimal.getcontext()
     return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, *now.traps.values()
-
-
-# %% [markdown]
-# `round(n, -1)`, `math.isqrt(n)`, `len(f"{n}")`, `math.isnan(lr)`: of a number that varies, what the function gives is no expression that
-# sizes or floats can have, but the entry can call it, as capture does. If it gives a number, this is a number of its own, a text waits for
-# somebody who looks at it, and yes or no is guarded. Anything else needs a version for each value.
-
-# %%
-def computed(tx: Tracer, function, args, named: dict) -> AbstractValue | None:
-    """function(*args, **named) where the entry can compute it from numbers that vary; None where it cannot, or there are none."""
-    if tx.symbols.env.frozen or not any(map(varies_in, (*args, *named.values()))):
-        return None
-    try:
-        source, result = application(tx, function, args, named)
-    except Exception:                            # for these very numbers, or of something that has no text
-        return None
-    if type(result) is bool:
-        guard(tx, source, "CONSTANT_MATCH", result)
-        return boolean(result)
-    if type(result) in (int, float):
-        return wrap_dynamic_number(tx, result, source)
-    return wait(tx, result, source) if type(result) is str else None
-
-
-def varies_in(value, items: bool = True) -> bool:
-    """Whether a value is a number that varies, is made of one, or, if items count, is a tuple, a list or a slice with such an item."""
-    if is_unseen(value):
-        return any(map(varies_in, (*value.recipe[1], *value.recipe[2].values()))) if value.recipe else type(value.source) is ComputedSource
-    inside = value.items if type(value) in (TupleVal, ListVal) else ends(value) if type(value) is SliceVal else ()
-    return type(value) is SymVal or items and any(varies_in(v, False) for v in inside)
-
-
-def ends(value: SliceVal) -> tuple:
-    return value.start, value.stop, value.step
-
-
-def application(tx: Tracer, function, args, named: dict) -> tuple:
-    """The source of function(*args, **named), and what it gives now; raises NotConstant."""
-    given, by_name = [argument_at(tx, a) for a in args], {name: argument_at(tx, v) for name, v in named.items()}
-    numbers = [x for x, _ in (*given, *by_name.values()) if not isinstance(x, (str, Source))]
-    symbols = sorted(set().union(*map(free_names, numbers)))
-    at = ComputedSource(function_at(tx, function), tuple(x for x, _ in given), tuple((name, x) for name, (x, _) in by_name.items()),
-                        tuple((name, tx.symbols.sources[name]) for name in symbols))
-    return at, function(*[v for _, v in given], **{name: v for name, (_, v) in by_name.items()})
-
-
-def argument_at(tx: Tracer, value) -> tuple:
-    """What stands for a value in a `ComputedSource`, and the object that it is now."""
-    if is_unseen(value):
-        return application(tx, *value.recipe) if value.recipe else (value.source, value.hidden)
-    if type(value) is SymVal and value.scalar is None:
-        number = expr_of(value.sym)
-        return number, tx.symbols.env.hint(number)
-    if type(value) in (TupleVal, ListVal) and value.cls in (tuple, list):
-        return application(tx, as_plain_list if value.cls is list else as_tuple, [realize(tx, v) for v in entries(tx, value)], {})
-    if type(value) is SliceVal:
-        return application(tx, slice, ends(value), {})
-    if type(value) is not Const or is_identity(value):
-        raise NotConstant
-    plain = type(value.value) in (int, bool, str, bytes, type(None)) or type(value.value) is float and math.isfinite(value.value)
-    return repr(value.value) if plain else constant_source(tx, value.value), value.value
-
-
-def function_at(tx: Tracer, function) -> "str | Source":
-    """How the entry names a function."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    owner = getattr(function, "__objclass__", None)
-    if getattr(builtins, name, None) is function or owner and getattr(builtins, owner.__name__, None) is owner:
-        return name
-    return f"__math.{name}" if module == "math" else constant_source(tx, function)
-
-
-def as_tuple(*items) -> tuple:
-    return items
-
-
-def as_plain_list(*items) -> list:
-    return [*items]
 
 
 # %% [markdown]
@@ -202,8 +122,8 @@ BIT_OPERATORS = ("&", "|", "^", "<<", ">>", "**")            # of integers, whic
 
 # %% [markdown]
 # `binary` looks at the kinds of the operands. Symbolic numbers stay symbolic where the result is an expression
-# that sizes or floats can have, are computed by the entry where bits count (`computed`), and are fixed to their value otherwise
-# (`specialize`). If both operands are plain,
+# that sizes or floats can have, are computed by the entry where bits count (`computed`, in `varying.py`), and are fixed to
+# their value otherwise (`specialize`). If both operands are plain,
 # that is, constants, symbols or tensors, the operator is computed at once for two constants, and becomes a node
 # for anything else. All other operands have methods: those of the program's classes, or ours for containers.
 # `candidates` is the order in which Python asks them. A subclass with a reflected method of its own is asked

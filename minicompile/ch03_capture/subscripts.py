@@ -14,10 +14,11 @@ import types
 
 from .exceptions import user_error
 from .iterate import values_of
-from .operations import computed, equal, fold, truth, varies_in
+from .operations import equal, fold, truth
 from .protocol import operate, special
 from .tracer import Tracer, unsupported
 from .values import AbstractValue, DictVal, FALSE, NotConstant, TensorVal, const, describe
+from .varying import computed, varies_in
 from .wrap import as_python, guard_keys, guard_missing, key_in
 
 

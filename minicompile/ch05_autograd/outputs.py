@@ -10,6 +10,7 @@ from typing import Any, Callable, Sequence
 
 import torch
 
+from ..ch01_graphs.layouts import flat_storage
 from .callables import with_grad_mode
 from .joint import Constant, Input, Joint, Result, ViewOf, depends_on_sizes, resolve
 
@@ -22,8 +23,7 @@ def moved_to_zero(t: torch.Tensor) -> torch.Tensor:
     """A copy of all the memory from the first element of `t` to its last, seen as `t` sees it."""
     if t.is_conj():
         return moved_to_zero(t.conj()).conj()
-    length = t.numel() and 1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride()))
-    return t.as_strided((length,), (1,)).clone().as_strided(t.shape, t.stride())
+    return flat_storage(t).clone().as_strided(t.shape, t.stride())
 
 
 def as_new(results: Sequence, complex_ones: list[int]) -> tuple:

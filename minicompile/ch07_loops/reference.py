@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from ..ch01_graphs.floats import Float, evaluate_float
+from ..ch01_graphs.layouts import flat_storage
 from ..ch01_graphs.symbolic import Expr, evaluate, symbols
 from .ir import Extern, Loop, Program, Value, View, replay
 
@@ -210,17 +211,9 @@ def perform_store(storage, where, value, mode, mask, grid, out_dims) -> None:
 # %% [markdown]
 # ## Running a program
 #
-# Every buffer is a flat storage, and a view of it is `as_strided`. A library call may come back with other
+# Every buffer is a flat storage (`flat_storage`), and a view of it is `as_strided`. A library call may come back with other
 # strides than its fake promised; then it is copied into the promised layout. Host programs must do the same.
-
-# %%
-def flat_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """All memory from the first element of `tensor` to its last, as a one-dimensional tensor."""
-    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
-    return tensor.as_strided((extent,), (1,))
-
-
-# %% [markdown]
+#
 # `run_program` is a host program by interpretation. A `Machine` has names for what a program works with: `storages` for its
 # buffers, `sizes` for its numbers. Inputs are in it from the start (`started`). A buffer is allocated when the first step writes it.
 

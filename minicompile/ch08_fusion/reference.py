@@ -8,9 +8,10 @@
 # %%
 import torch
 
+from ..ch01_graphs.layouts import flat_storage
 from ..ch01_graphs.symbolic import evaluate
 from ..ch07_loops.ir import View, written_by
-from ..ch07_loops.reference import flat_storage, run_loop
+from ..ch07_loops.reference import run_loop
 from ..ch07_loops.verify import print_loop, verify_loop
 from .dependencies import root_of, storage_size
 from .fuse import Schedule

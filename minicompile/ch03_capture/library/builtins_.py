@@ -28,12 +28,13 @@ from ..exceptions import user_error, user_errors
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import length, natively, next_value, unpack, values_of
 from ..lookup import MISSING, is_plain_tuple, lookup, python_method
-from ..operations import Deputy, binary, computed, fold, identical, later, printed, specialize, truth
+from ..operations import Deputy, binary, fold, identical, later, printed, specialize, truth
 from ..protocol import METHODS, method, special
 from ..tracer import answer, bases, call, location, plain_python, unsupported
 from ..values import (
     CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal, PartialVal, SliceVal,
     SuperVal, SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, const, describe, is_class, is_unseen)
+from ..varying import computed
 from ..wrap import as_python, guard_keys, is_made_per_call, wrap
 from .containers import dict_update, result_of, set_of, sort_values, stop_iteration
 from .numbers import ONE, ZERO

@@ -18,13 +18,14 @@ from ..effects import touch
 from ..exceptions import user_error, user_errors
 from ..interpreter import advance, unless_raised
 from ..iterate import next_value, unpack, values_of
-from ..operations import Deputy, deputies, specialize, truth, varies_in
+from ..operations import Deputy, deputies, specialize, truth
 from ..protocol import METHODS, as_dict, method
 from ..subscripts import delete_item, get_item, index_of, is_missing, set_item
 from ..tracer import call, unsupported
 from ..values import (
     AbstractValue, Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, TRUE,
     TracebackVal, TupleVal, ViewVal, boolean, const, describe, is_class)
+from ..varying import varies_in
 from ..wrap import as_python, entries, guard_keys, key_of, keyed, order_of, realize
 
 
