@@ -156,6 +156,8 @@ def note_missing_gpu(backend: str) -> None:
 # makes fewer calls compiled. CUDA graphs take the host's time away altogether. A checkpoint keeps less than eager's formulas do, a
 # `backward()` inside of the graph is planned as a whole, and of who writes to an input more is promised than its calls keep. The
 # other rungs of the ladder run what they are there to run.
+#
+# A region on a CPU also runs as it was captured where a second derivative of it is expected (`second.py`).
 
 # %%
 def as_captured(gm: fx.GraphModule, joint: Joint, halves: list[Callable]) -> str | None:
@@ -167,10 +169,9 @@ def as_captured(gm: fx.GraphModule, joint: Joint, halves: list[Callable]) -> str
     small = joint.gradients and joint.calls <= len(launched) and all(is_small(n.meta["val"]) for n in gm.graph.nodes if n.op != "output")
     if kernels and not small:
         return None
-    nodes = [n for n in gm.graph.nodes if n.op in ("call_function", "call_method")]
-    if any(n.meta.keys() & {"recompute", "backward"} or not is_operator(n) for n in nodes):
+    if not of_operators(gm):
         return None
-    calls, compiled = sum(not takes_item(n) for n in nodes), len(halves[0].schedule.steps)
+    calls, compiled = sum(not takes_item(n) for n in calls_of(gm)), len(halves[0].schedule.steps)
     if not 0 < calls <= compiled:
         return None
     if kernels:
@@ -182,6 +183,15 @@ def is_small(value) -> bool:
     """Is the work on it less than what calling a region costs?"""
     return all(isinstance(v, torch.Tensor) and v.device.type == "cpu" and type(v.numel()) is int and v.numel() <= 1 << 14
                for v in pytree.tree_leaves(value))
+
+
+def calls_of(gm: fx.GraphModule) -> list[fx.Node]:
+    return [n for n in gm.graph.nodes if n.op in ("call_function", "call_method")]
+
+
+def of_operators(gm: fx.GraphModule) -> bool:
+    """Can PyTorch run the captured graph as it would run the program?"""
+    return all(is_operator(n) and not n.meta.keys() & {"recompute", "backward"} for n in calls_of(gm))
 
 
 def is_operator(node: fx.Node) -> bool:
@@ -240,4 +250,6 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str, late_error: Cal
     elif backend == "default" and (why := as_captured(gm, run.joint, halves)):
         logs.tell("as_captured", why=why)
         return eager_callable(gm)
+    elif backend == "default" and device == "cpu" and run.second and not run.joint.mutated and of_operators(gm):
+        run.second.captured = eager_callable(gm)
     return run

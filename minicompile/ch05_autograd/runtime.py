@@ -57,6 +57,7 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     apply = super(torch.autograd.Function, function).apply      # without the questions of `Function.apply`, which guards have asked
     finish = build_finish(joint)
     needs_enabling = not torch.is_grad_enabled()        # the program itself enables gradients somewhere
+    second = again if isinstance(again, Again) else None
 
     def call(*inputs):
         given = list(inputs)
@@ -65,12 +66,16 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
         return finish(apply(*given), inputs)
 
     def run(*inputs):
+        if second is not None:
+            if second.ahead:
+                return second.as_captured(*inputs)
+            second.calls += 1
         inference = torch.is_inference_mode_enabled()       # no gradients then, whatever the program says
         if needs_enabling or inference:
             return with_grad_mode(not inference, call, *inputs)
         return call(*inputs) if apart else finish(apply(*inputs), inputs)
 
-    run.joint, run.partition = joint, halves
+    run.joint, run.partition, run.second = joint, halves, second
     return run
 
 
@@ -86,5 +91,5 @@ def _direct(joint: Joint, compile_aten: Compile) -> Callable:
         results = with_grad_mode(False, call_compiled, compiled, [*inputs]) if leaves_history else call_compiled(compiled, [*inputs])
         return finish(as_new(results, complex_ones) if leaves_history or complex_ones else results, inputs)
 
-    run.joint, run.partition = joint, None
+    run.joint, run.partition, run.second = joint, None, None
     return run

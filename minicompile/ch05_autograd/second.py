@@ -22,6 +22,11 @@
 # inputs only small ones are kept, and large ones are remembered weakly: to keep these alive would cost memory in every
 # training, for the sake of a few. If an input is gone, or was written, there is an error. There is one, too, for a region that
 # draws random numbers, which would have to be the same ones again.
+#
+# All this computes the region twice, while eager differentiates what it has computed already: a training step with a gradient
+# penalty takes about twice as long. On a CPU, where operators cost little more than their work, such a step is best left to eager.
+# But eager must then have run the forward pass, too, when nobody knows yet whether a second derivative follows. So
+# it is predicted from the calls before (`expect`).
 
 # %%
 import contextlib
@@ -58,9 +63,11 @@ aten = torch.ops.aten
 
 # %%
 def engine(outputs, inputs, tangents):
-    """One call of the autograd engine, whose results it can differentiate again."""
+    """One call of the autograd engine, whose results it can differentiate again. An input that comes detached has no gradient."""
     with backward_pass(), backward_state(), torch.enable_grad():
-        return torch.autograd.grad(outputs, inputs, tangents, create_graph=True, allow_unused=True)
+        wanted = [x for x in inputs if x.requires_grad]
+        found = iter(torch.autograd.grad(outputs, wanted, tangents, create_graph=True, allow_unused=True))
+    return [next(found) if x.requires_grad else None for x in inputs]
 
 
 def objection(joint: Joint) -> str | None:
@@ -116,9 +123,14 @@ def gradient_program(gm: fx.GraphModule, joint: Joint, absent: frozenset) -> fx.
 # and not of the backward pass. The fakes of the inputs are those of the region. If sizes vary, they are made from the present
 # inputs, one program for each set of sizes, since it is too late for new guards. What cannot be compiled, and what comes after `MOST`
 # programs, runs operator by operator, in eager.
+#
+# A region that may run as it was captured (the driver sets `captured`) does so for the next calls when a second derivative was
+# taken: for one call, then for two, then for four. In between, one compiled call shows whether there still are second
+# derivatives. Its program is not worth compiling. Where fewer than one compiled call in `RARE` is differentiated twice,
+# as with a penalty at every sixteenth step, the region stays compiled.
 
 # %%
-MOST = 8
+MOST, RARE, FARTHEST = 8, 4, 256
 
 
 class Again:
@@ -135,8 +147,22 @@ class Again:
         self.autocast = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
         self.vary = any(type(x) in (torch.SymInt, torch.SymFloat) for f in fakes
                         for x in ([*f.shape, *f.stride()] if isinstance(f, torch.Tensor) else [f]))
+        self.captured: Callable | None = None           # the captured graph, if it may run in the place of the region,
+        self.ahead, self.next, self.calls = 0, 1, 0     # for how many calls, and the next time; compiled calls since a second derivative
+
+    def expect(self) -> None:
+        """A second derivative was taken: of how many of the next calls is there one?"""
+        if self.captured is not None and self.calls:
+            self.ahead, self.next = (self.next, min(2 * self.next, FARTHEST)) if self.calls <= RARE else (0, 1)
+            self.calls = 0
+
+    def as_captured(self, *inputs):
+        self.ahead -= 1
+        return self.captured(*inputs)
 
     def __call__(self, absent: frozenset, inputs: Sequence, tangents: Sequence):
+        if self.captured is not None:
+            return self.in_eager(absent)(*inputs, *tangents)
         sizes = tuple([tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in inputs]) if self.vary else ()
         key = absent, sizes, tuple([(t.requires_grad, t.stride()) for t in tangents])
         with self.lock:
@@ -264,6 +290,7 @@ def separate(x):
 def derive_again(again: Again, absent: frozenset, template: list, tensors, seconds) -> list:
     """Gradients for `tensors`, inputs and tangents, of what `again` computes from them. template: its arguments, without tensors."""
     create = torch.is_grad_enabled()
+    again.expect()
     with torch.enable_grad():
         tensors = [separate(t) if create or not t.requires_grad else t.detach().requires_grad_() for t in tensors]
         rest = iter(tensors)

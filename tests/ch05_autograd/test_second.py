@@ -169,6 +169,23 @@ def test_tangents_of_all_forms_and_many_sizes():
             torch.testing.assert_close(second(fast, x, tangent), second(model, x, tangent))
 
 
+@pytest.mark.parametrize("every, compiled", [(1, "10100100001000000001"), (2, "11010011000011000000"), (16, "1" * 20)])
+def test_where_second_derivatives_are_expected_a_region_runs_as_captured(every, compiled):
+    minicompile.reset()
+    model = net(*PERCEPTRON)
+    fast, regions = minicompile.compile(model), ""
+    for step in range(20):
+        x = torch.randn(5, 6, dtype=torch.double, generator=torch.Generator().manual_seed(step)).requires_grad_()
+        values = [f(x) for f in (fast, model)]
+        regions += str(int("CompiledRegion" in values[0].grad_fn.name()))
+        gradients = [torch.autograd.grad(y.sum(), x, create_graph=True)[0] for y in values]
+        torch.testing.assert_close(*gradients)
+        if (step + 1) % every == 0:
+            torch.testing.assert_close(*(torch.autograd.grad(g.square().sum(), list(model.parameters()), materialize_grads=True)
+                                         for g in gradients))
+    assert regions == compiled
+
+
 def test_parameters_without_a_gradient():
     """Those that the program names and does not use, as `functional_call` does with the ones it replaces, and those that it detaches."""
     f = net(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
