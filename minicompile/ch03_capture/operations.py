@@ -260,6 +260,9 @@ def ask(tx, candidates) -> AbstractValue | None:
     """The first answer of the methods (owner, name, argument) that is not NotImplemented."""
     for owner, name, argument in candidates:
         result, function = special(tx, owner, name, argument), METHODS.get((type(owner), name))
+        if result is None and name == "__ne__" and lookup(owner.cls, name) is object.__ne__:         # the opposite of what `__eq__` says
+            equal = special(tx, owner, "__eq__", argument)
+            result = equal if equal is None or equal.cls is types.NotImplementedType else boolean(not truth(tx, equal))
         if result is None and function is not None:
             result = function(tx, owner, argument)
         if result is not None and result.cls is not types.NotImplementedType:
@@ -440,7 +443,8 @@ def equal(tx: Tracer, a: AbstractValue, b: AbstractValue) -> bool:
 # Python compares in an order that `compare` repeats. Numbers and tensors come first (`compare_plain`),
 # because most comparisons are of numbers, and a comparison with a tensor is an operation of the graph. Then
 # both operands are asked for their methods: the left one for `__lt__`, the right one for the mirror image
-# `__gt__`, and the right one first if its class is derived from the left one's. Lists and tuples are compared by
+# `__gt__`, and the right one first if its class is derived from the left one's. `!=` without
+# a `__ne__` of the program's is the opposite of `==`. Lists and tuples are compared by
 # Python, as the next part says. What is left are objects whose classes say
 # nothing. `==` of such objects is identity, and any other comparison is a TypeError, which Python itself
 # words (`raise_as_python`).
@@ -471,8 +475,6 @@ def compare(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue) -> Abst
         return compare_sequences(tx, function, a, b)
     with contextlib.suppress(NotConstant):
         return fold(tx, function, [a, b])
-    if symbol == "!=" and python_method(a.cls, "__eq__"):
-        return boolean(not truth(tx, compare(tx, "==", a, b)))
     if symbol in ("==", "!=") and TensorVal not in kinds:
         return boolean(same(tx, a, b) == (symbol == "=="))
     if TensorVal not in kinds:

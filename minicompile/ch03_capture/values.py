@@ -309,7 +309,8 @@ class ByIdentity:
 
 @dataclass(frozen=True)
 class ByValue:
-    """The dictionary key standing for an object whose class defines `__hash__` and `__eq__` in Python."""
+    """The dictionary key standing for an object whose class defines `__hash__` and `__eq__` in Python. equal(value, key): whether it equals
+    another key, of any kind."""
     value: Any
     hashed: int
     equal: Any
@@ -318,7 +319,7 @@ class ByValue:
         return self.hashed
 
     def __eq__(self, other):
-        return type(other) is ByValue and self.equal(self.value, other.value)
+        return self.equal(self.value, other)
 
 
 # %% [markdown]

@@ -467,7 +467,21 @@ def value_key(tx, value) -> ByValue:
     """The key for an object with a hash and an equality of its own, which are asked as a program would."""
     def ask(function, *args):
         return call(tx, wrap(tx, function), args)
-    return ByValue(value, ask(hash, value).value, lambda a, b: a is b or ask(bool, ask(operator.eq, a, b)).value)
+
+    def equal(value, key):
+        other = value_of_key(tx, key)
+        return value is other or ask(bool, ask(operator.eq, value, other)).value
+    return ByValue(value, ask(hash, value).value, equal)
+
+
+def value_of_key(tx, key) -> AbstractValue:
+    """The way back, for an equality that is asked: the value that has this key."""
+    if type(key) is tuple:
+        return TupleVal(items=[value_of_key(tx, part) for part in key])
+    if type(key) is frozenset:
+        return SetVal(items={part: value_of_key(tx, part) for part in key}, cls=frozenset)
+    real = key.value if type(key) in (ByIdentity, ByValue) else key
+    return real if isinstance(real, AbstractValue) else wrap(tx, real)
 
 
 def key_of(tx, value: AbstractValue, among=()):
@@ -489,9 +503,13 @@ def key_of(tx, value: AbstractValue, among=()):
         return ByIdentity(value, id(value))
     if type(value) is ObjVal and python_method(value.cls, "__hash__"):
         return value_key(tx, value)
+    refuse_unhashable(value)
+    unsupported(tx, f"{describe(value)} as a dictionary key")
+
+
+def refuse_unhashable(value):
     if value.cls.__hash__ is None:
         user_error(TypeError, f"unhashable type: '{value.cls.__name__}'")
-    unsupported(tx, f"{describe(value)} as a dictionary key")
 
 
 # %% [markdown]

@@ -1610,3 +1610,55 @@ def a_class_of_the_trace_with_a_property_that_is_set(x):
     first = b.v
     del b.v
     return first, b.v
+
+
+class One:
+    """Equals a number."""
+
+    def __init__(self, number=1):
+        self.number = number
+
+    def __eq__(self, other):
+        return self.number == (other.number if isinstance(other, One) else other)
+
+    def __hash__(self):
+        return hash(self.number)
+
+
+@program(args=lambda: (One(), One(2)))
+def keys_that_equal_numbers(x, one, two):
+    d, s = {1: x, (1, "a"): 5}, {1, 3}
+    d[one] = x + 1
+    s.add(one)
+    found = one in d, d.get(One(), 0), (one, "a") in d, two in d, {one: 1}[1], 1 in {one}, {two: 1, 2: 3}, {True: 4}[one], {1.0: 5}[one]
+    removed = {1: 6}.pop(one), {1, 2} & {two}, {one} | {1}, {1, 2} - {one, two}, {1, 2} == {one, two}
+    return d[one], list(d), s, found, removed, collections.Counter([1, one, 2]), {one: 0} == {1: 0}, frozenset([one]) in {frozenset([1])}
+
+
+@program(args=lambda: (One(), One(2)))
+def objects_that_equal_numbers(x, one, two):
+    items = [2, 1]
+    items.remove(one)
+    match two:
+        case 1: named = "one"
+        case 2: named = "two"
+    differ = one != 1, 1 != one, 1 != two, [1] != [one], sorted([1, 2, 3], key=lambda v: v != two)
+    return x + 1, items, named, differ, one in (2, 1), [1, 2].index(two), [one, 1].count(1), (two,).index(2)
+
+
+class NotHashed:
+    def __eq__(self, other):
+        return True
+
+
+@functools.lru_cache
+def cached_class(value):
+    return type(value).__name__
+
+
+@program
+def a_cached_function_of_what_has_no_hash(x):
+    try:
+        return x + 1, cached_class(NotHashed())
+    except TypeError as error:
+        return x - 1, str(error)

@@ -54,7 +54,7 @@ from ..tracer import answer, call, constant_source, guard, location, plain_pytho
 from ..values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NONE, NotConstant,
     ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, is_class)
-from ..wrap import key_of, part, realize, wrap
+from ..wrap import key_of, part, realize, refuse_unhashable, wrap
 from .builtins_ import folded, function_of, refused
 
 
@@ -148,6 +148,8 @@ def call_cached(tx, function, args, kwargs):
             tx.guards.add(None, "ANSWER", (*question, result), location(tx))
             return const(result)
         return wrap(tx, result, CallSource(constant_source(tx, again), "__call__"))
+    for value in arguments:
+        refuse_unhashable(value)
     with effect_free(tx, describe(function)):
         result = call(tx, wrap(tx, function.real.__wrapped__), args, kwargs)
     if known and type(result) is not Const:
