@@ -291,7 +291,7 @@ static inline int is_kept(PyObject *value, PyObject *keeper)
 
 /* compared: whether some places were, in this proof. Before that every tuple but an argument is known to be the tuple that it
  * was: a dict holds it that has its number. */
-static inline int is_unchanged(const Plan *plan, const Key *key, const Variant *v, Thing *thing, int arguments, int *compared)
+static inline int is_unchanged(const Plan *plan, const Key *key, const Variant *v, const Thing *thing, int arguments, int *compared)
 {
     PyObject *object = thing->object, *from = object;
     uint64_t version = thing->version;
@@ -311,7 +311,7 @@ static inline int is_unchanged(const Plan *plan, const Key *key, const Variant *
             return 1;
         if (thing->kind == OBJECT && dict_of(object) != from)
             return 0;
-        if ((version = DICT_VERSION(from)) == thing->version)
+        if (DICT_VERSION(from) == version)
             return 1;
         if (thing->kind == ALL || !has_only_names(from))
             return 0;
@@ -321,7 +321,6 @@ static inline int is_unchanged(const Plan *plan, const Key *key, const Variant *
         if (value != v->held[i] || !is_kept(value, v->keeper[i]))
             return 0;
     }
-    thing->version = version;
     return *compared = 1;
 }
 
@@ -364,12 +363,14 @@ static inline int same_roots(const Memo *self, const Variant *v, PyObject *const
     return self->things == 0 || memcmp(v->held, args, self->arguments * sizeof(PyObject *)) == 0;
 }
 
+/* New numbers are learned when the whole proof has succeeded: what lies in a dict that has its number is not compared any more. */
 static int holds(const Memo *self, const Variant *v, PyObject *const *args)
 {
+    int compared = 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->references); i++)
         if (PyWeakref_GET_OBJECT(PyTuple_GET_ITEM(self->references, i)) != v->held[self->arguments + i])
             return 0;
-    for (int i = 0, compared = 0; i < self->things; i++)
+    for (int i = 0; i < self->things; i++)
         if (!is_unchanged(&self->plan[i], self->key, v, &v->thing[i], self->arguments, &compared))
             return 0;
     for (int i = 0; i < self->tensors; i++) {
@@ -380,6 +381,9 @@ static int holds(const Memo *self, const Variant *v, PyObject *const *args)
     for (int i = 0; i < self->bares; i++)
         if (!is_bare(v->held[self->bare[i]]))
             return 0;
+    for (int i = 0; compared && i < self->things; i++)
+        if (v->thing[i].dict != NULL)
+            v->thing[i].version = DICT_VERSION(v->thing[i].dict);
     return 1;
 }
 

@@ -153,6 +153,22 @@ def test_another_tuple_at_the_same_address_is_told_apart(kind):
 
 
 @needs_memo
+def test_a_tuple_that_was_told_apart_stays_so():
+    """Nothing is learned from a proof that fails at last."""
+    memo = stable.Memo(1, (), ((stable.OBJECT, 0, ("pair",)), (stable.TUPLE, 1, (0, 1))), (2, 3), (), (2, 3))
+    thing, found = Thing(), 0
+    for number in range(50):
+        thing.pair = number, 1000
+        assert memo.record(thing) and all(memo(thing) == (number, 1000) for _ in range(3))
+        address = id(thing.pair)
+        del thing.pair
+        thing.pair = -number, 2000
+        found += id(thing.pair) == address
+        assert memo(thing) is None and memo(thing) is None
+    assert found
+
+
+@needs_memo
 def test_lists_are_compared_item_by_item():
     things = ((stable.LIST, 0, (0, 2)), (stable.OBJECT, 1, ("k",)))
     memo, items = stable.Memo(1, (), things, (3,), (), (3,)), [Thing(), 0, Thing()]
