@@ -12,7 +12,7 @@ from typing import Callable
 import torch
 
 from . import driver
-from .ch01_graphs.fake import plain_tensors
+from .ch01_graphs.fake import length_of, plain_tensors
 from .ch01_graphs.graph import eager_callable
 from .ch01_graphs.layouts import same_strides
 from .ch01_graphs.symbolic import present
@@ -113,7 +113,7 @@ def harm_each_other(spans: list, kinds: list) -> bool:
 
 def extent(t) -> int:
     """Bytes from the first of a strided tensor to the last."""
-    return t.numel() and (1 + sum([(n - 1) * s for n, s in zip(t.shape, t.stride())])) * t.element_size()
+    return length_of((t.shape, t.stride(), 0)) * t.element_size()
 
 
 # %% [markdown]

@@ -17,6 +17,7 @@ from torch import nn
 import minicompile
 from minicompile import driver
 from minicompile.ch01_graphs.fake import FakeTensor
+from minicompile.ch03_capture import varying
 from minicompile.ch03_capture.tracer import Tracer
 
 SIZES = ((4, 5), (6, 7), (9, 3), (3, 12), (17, 6))
@@ -745,6 +746,18 @@ def test_a_root_that_is_none():
             return x
 
     agree(f, [(torch.ones(3), n) for n in (30, 40, 50, 3, 60, 4)], graphs=3)
+
+
+def test_a_fault_of_the_compiler_is_no_answer_of_the_function(monkeypatch):
+    """What `math.isqrt` raises is a reason for another version. What capture raises while it names the function is not."""
+    def broken(tx, function):
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(varying, "function_at", broken)
+    compiled = minicompile.compile(lambda x, n: x * math.isqrt(n - 5), backend="eager")
+    compiled(torch.ones(3), 30)
+    with pytest.raises(Exception, match="a fault"):
+        compiled(torch.ones(3), 40)
 
 
 def test_a_float_that_has_no_integer():

@@ -246,6 +246,7 @@ def test_a_region_that_gains_nothing_runs_as_captured(name):
     text = " ".join(str(found).split())
     assert f"runs as captured, {expected}" in text if expected else "runs as captured" not in text
     assert ("runs as captured" in found._repr_html_()) == (found.graphs[0].as_captured is not None) == bool(expected)
+    assert ("kernel" in text.splitlines()[0].partition("Graph 1")[0]) != bool(expected) and not (expected and found.kernel_count)
     result = minicompile.compile(function, **settings)(a, b)
     assert ("CompiledRegion" in type(result.grad_fn).__name__) != bool(expected)
 

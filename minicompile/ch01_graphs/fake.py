@@ -95,9 +95,9 @@ def form_of(t: FakeTensor) -> tuple:
 
 
 def length_of(form) -> int:
-    """How many elements the memory must have, at least."""
+    """How many elements the memory must have, at least; none for a tensor without elements."""
     sizes, strides, offset = form
-    return 1 + offset + sum((n - 1) * s for n, s in zip(sizes, strides) if n)
+    return 0 if any(n == 0 for n in sizes) else 1 + offset + sum((n - 1) * s for n, s in zip(sizes, strides))
 
 # %% [markdown]
 # ## The mode

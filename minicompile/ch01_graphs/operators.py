@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from ..errors import Unsupported
 from .corrections import true_form
 from .fake import FakeTensor
-from .refusals import REFUSALS, check_with_kernel
+from .refusals import REFUSALS, check_devices, check_with_kernel
 from .rules.operators import DATA_DEPENDENT, FIRST_DECIDES, FLOATS_ARE_DATA, FUSED, LIKE_THE_FIRST, NUMBERS_AT, RESHAPING, WITHOUT_META
 from .shapes import NUMBERS, answer_in_numbers
 
@@ -84,10 +84,7 @@ def _common_device(func, args, kwargs, tensors: list[torch.Tensor]) -> torch.dev
     if len({t.device for t in tensors}) == 1:
         return tensors[0].device
     device, numbers = next(t.device for t in tensors if t.device.type != "cpu"), _numbers(func, args, kwargs)
-    for t in tensors:
-        if t.device != device and (t.dim() or t.device.type != "cpu" or not any(t is x for x in numbers)):
-            raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two "
-                               f"devices, {device} and {t.device}!")
+    check_devices(device, [t for t in tensors if t.dim() or t.device.type != "cpu" or not any(t is x for x in numbers)])
     return device
 
 

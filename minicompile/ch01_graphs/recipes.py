@@ -81,8 +81,8 @@ class SameMemory:
 
 def fills_its_memory(x: FakeTensor) -> bool:
     """Whether the memory of `x` begins and ends with it, so that `empty_strided` makes one like it."""
-    sizes, _, offset = form = form_of(x)
-    return not offset and x.meta.untyped_storage().nbytes() == (0 if 0 in sizes else length_of(form) * x.dtype.itemsize)
+    form = form_of(x)
+    return not form[2] and x.meta.untyped_storage().nbytes() == length_of(form) * x.dtype.itemsize
 
 
 def _recipe(x, first, memory: set):

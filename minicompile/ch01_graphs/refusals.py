@@ -29,6 +29,13 @@ from .rules.operators import SHAPED
 REFUSALS = Table()
 
 
+def check_devices(device: torch.device, operands) -> None:
+    """That the tensors among the operands are on this device."""
+    for t in operands:
+        if isinstance(t, torch.Tensor) and t.device != device:
+            raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {device} and {t.device}!")
+
+
 # %% [markdown]
 # `check_with_kernel` finds out whether the kernel has to be asked. It does not ask for operators whose
 # result is random, for those that would trust numbers that are zeros here, and for derivatives, which no user

@@ -169,7 +169,7 @@ class SymVal(AbstractValue):
 # ## Containers
 #
 # What can change is numbered in the order in which the trace made it (`born`). Two questions need that: may
-# code that runs twice or never change this object (`effect_free` in `interpreter.py`), and, when something
+# code that runs twice or never change this object (`effect_free` in `effects.py`), and, when something
 # turns out to be impossible to rebuild, where must the graph break so that it is not made at all?
 #
 # Items of a container that existed before the call are `Lazy` until somebody reads them: reading is what

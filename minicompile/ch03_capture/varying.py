@@ -24,7 +24,7 @@ def computed(tx: Tracer, function, args, named: dict) -> AbstractValue | None:
         return None
     try:
         source, result = application(tx, function, args, named)
-    except Exception:                            # for these very numbers, or of something that has no text
+    except NotConstant:
         return None
     if type(result) is bool:
         guard(tx, source, "CONSTANT_MATCH", result)
@@ -47,13 +47,17 @@ def ends(value: SliceVal) -> tuple:
 
 
 def application(tx: Tracer, function, args, named: dict) -> tuple:
-    """The source of function(*args, **named), and what it gives now; raises NotConstant."""
+    """The source of function(*args, **named), and what it gives now. Raises NotConstant: where it raises for these very numbers, and for
+    arguments that have no text."""
     given, by_name = [argument_at(tx, a) for a in args], {name: argument_at(tx, v) for name, v in named.items()}
     numbers = [x for x, _ in (*given, *by_name.values()) if not isinstance(x, (str, Source))]
     symbols = sorted(set().union(*map(free_names, numbers)))
     at = ComputedSource(function_at(tx, function), tuple(x for x, _ in given), tuple((name, x) for name, (x, _) in by_name.items()),
                         tuple((name, tx.symbols.sources[name]) for name in symbols))
-    return at, function(*[v for _, v in given], **{name: v for name, (_, v) in by_name.items()})
+    try:
+        return at, function(*[v for _, v in given], **{name: v for name, (_, v) in by_name.items()})
+    except Exception as error:
+        raise NotConstant from error
 
 
 def argument_at(tx: Tracer, value) -> tuple:

@@ -116,27 +116,32 @@ def view_chain(node: fx.Node, lent: dict | None = None) -> tuple[fx.Node, list[S
     """The root whose memory `node` shows, and the views that lead from the root to it. lent: for further nodes, as in `viewed_argument`,
     one for each that they are results of."""
     steps: list[Step] = []
-    while node.op == "call_function" and isinstance(node.meta["val"], FakeTensor):
-        source, index = (node.args[0], node.args[1]) if node.target is operator.getitem else (node, None)
-        if not isinstance(source.target, torch._ops.OpOverload):
-            break
-        base = viewed_argument(source, node.meta["val"], None if lent is None else lent.setdefault(source, {}))
-        if base is None:
-            break
+    while (base := viewed_by(node, lent)) is not None:
+        source, index = made_by(node)
         if not is_mutable(source.target):
             steps.append(Step(source.target, source.args[1:], source.kwargs, index))
         node = base
     return node, steps[::-1]
 
 
-# %% [markdown]
-# What is no view, and takes no item of several results, computes something.
+def viewed_by(node: fx.Node, lent: dict | None = None) -> fx.Node | None:
+    """The node whose memory `node` shows, one step back; None for a root."""
+    source, _ = made_by(node)
+    if source.op != "call_function" or not isinstance(source.target, torch._ops.OpOverload) or not isinstance(node.meta["val"], FakeTensor):
+        return None
+    return viewed_argument(source, node.meta["val"], None if lent is None else lent.setdefault(source, {}))
 
-# %%
+
+def made_by(node: fx.Node) -> tuple[fx.Node, int | None]:
+    """The call that made the value of `node`, and which of its several results this is."""
+    return node.args if node.target is operator.getitem else (node, None)
+
+
 def computes(node: fx.Node) -> bool:
+    """Whether `node` is a call that is no view, and takes no item of several results."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
-    return isinstance(node.target, torch._ops.OpOverload) and is_mutable(node.target) or view_chain(node)[0] is node
+    return isinstance(node.target, torch._ops.OpOverload) and is_mutable(node.target) or viewed_by(node) is None
 
 
 # %% [markdown]

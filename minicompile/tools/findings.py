@@ -125,12 +125,17 @@ class Findings:
         return sum((g.operators for g in self.graphs), Counter())
 
     @property
+    def halves(self) -> list[Kernels]:
+        """Of the graphs that do not run as they were captured."""
+        return [half for g in self.graphs if g.as_captured is None for half in g.halves]
+
+    @property
     def kernel_count(self) -> int:
-        return sum(len(half.kernels) for g in self.graphs for half in g.halves)
+        return sum(len(half.kernels) for half in self.halves)
 
     @property
     def bytes_saved(self) -> int:
-        return sum(half.bytes_saved for g in self.graphs for half in g.halves)
+        return sum(half.bytes_saved for half in self.halves)
 
 
 # ---- listening -------------------------------------------------------------------------------------------
@@ -274,7 +279,7 @@ def explain_break(frame: str, reason) -> Break:
 def summary(e: Findings) -> str:
     parts = [count(e.graph_count, "graph"), count(e.graph_break_count, "graph break"),
              count(e.op_count, "operation"), count(len(e.guards), "guard")]
-    if any(g.halves for g in e.graphs):
+    if e.halves:
         parts.append(count(e.kernel_count, "kernel"))
     return ", ".join(parts)
 

@@ -14,7 +14,7 @@ from ...errors import Unsupported
 from ..corrections import outside
 from ..fake import FakeTensor, length_of
 from ..layouts import present
-from ..refusals import REFUSALS
+from ..refusals import REFUSALS, check_devices
 from .operators import IN_PLACE_VIEWS, SCATTERED, overloads
 
 aten = torch.ops.aten
@@ -64,9 +64,8 @@ def check_fill(func, *args, dtype=None, **kwargs) -> None:
 @REFUSALS.of(aten.ldexp.Tensor)
 def check_exponents(func, x, exponents) -> None:
     """The kernel for floats and whole exponents takes no number of a CPU; others are scaled by a product with a power."""
-    if x.device != exponents.device and x.is_floating_point() and not exponents.is_floating_point():
-        raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, "
-                           f"{x.device} and {exponents.device}!")
+    if x.is_floating_point() and not exponents.is_floating_point():
+        check_devices(x.device, [exponents])
 
 
 @REFUSALS.of(aten.pow.Tensor_Scalar, aten.pow_.Scalar)
@@ -142,25 +141,20 @@ def check_storage(func, t: FakeTensor, sizes, strides, offset=None, **kwargs) ->
     """`as_strided` beyond the memory that there is, which a meta tensor does not have."""
     form = [tuple(sizes), tuple(strides), t.storage_offset() if offset is None else offset]
     there = t.meta.untyped_storage().nbytes()
-    if not any(n == 0 for n in sizes) and (needed := length_of(form) * t.dtype.itemsize) > there:
+    if (needed := length_of(form) * t.dtype.itemsize) > there:
         raise RuntimeError(f"setStorage: sizes {list(form[0])}, strides {list(form[1])}, storage offset {form[2]} "
                            f"require {needed} bytes, out of bounds for storage of size {there}")
 
 
-def check_devices(tensor, others) -> None:
-    if any(isinstance(t, torch.Tensor) and t.device != tensor.device for t in others):
-        raise RuntimeError("expected tensors on the device of the indexed tensor")
-
-
 @REFUSALS.of(*overloads(aten.index_fill, aten.index_fill_))
 def check_filled(func, tensor, dim, index, value) -> None:
-    check_devices(tensor, [index])
+    check_devices(tensor.device, [index])
 
 
 @REFUSALS.of(aten.index.Tensor, *overloads(aten.index_put, aten.index_put_, aten._index_put_impl_))
 def check_indices(func, tensor, indices, *args, **kwargs) -> None:
     """What the kernel of an `index_put` refuses and its meta kernel does not look at: floats, masks of another shape, and devices."""
-    check_devices(tensor, [t for t in args[:1] if t.dim()] if args else indices if tensor.device.type == "cpu" else [])
+    check_devices(tensor.device, [t for t in args[:1] if t.dim()] if args else indices if tensor.device.type == "cpu" else [])
     d = 0
     for index in indices:
         if isinstance(index, torch.Tensor) and (index.is_floating_point() or index.is_complex()):
