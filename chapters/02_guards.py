@@ -199,7 +199,7 @@ Table(["kind", "source", "in words"], [(f.guard.kind, f.guard.source or "", f) f
 # In the code, `x` is the text that reads the thing, and `g.expected` is what the guard expects. A `Condition` is a text
 # that has to be true, and a function, `why`, which says in words what is different if it is not. `const(e)` makes a
 # name for an object that text cannot spell, and `name_of` does the same if the object is held weakly; `strongly` gets
-# such an object back. The line with `@guard` registers the function under the name of the kind. It adds three
+# such an object back. The line with `@guard_kind` registers the function under the name of the kind. It adds three
 # functions: one says the guard in words (`said_of_constant`), one keeps what is expected without keeping it alive
 # (`held`), and one, which becomes the field `looks` of the kind, is used by the memo of the section "Not looking twice".
 #
@@ -593,8 +593,8 @@ for guard in with_symbols.guards:
 # may be two cases of broadcasting, so 5 is a version of its own, and only the next size makes it a symbol.
 #
 # `True` is not 4: a bool is another type, and the function may ask `type(n)`. Every version costs time at
-# each miss, so there is a limit of eight, as in torch.compile. Beyond it calls that fit nothing run
-# eagerly, with one warning that names the guard to blame.
+# each miss, so there is a limit of eight, as in torch.compile. (Versions that differ in a flag, a type or a None count apart, since
+# there is an end of those.) Beyond it calls that fit nothing run eagerly, with one warning that names the guard to blame.
 #
 # Floats vary as well, and more often: a learning rate changes at every step. The second value makes it an
 # input, too, and what is computed from it stays Python arithmetic on numbers, written into the graph:
@@ -631,7 +631,7 @@ for guard in varying.captured[-1].guards:
 # `MISSED` if a guard fails. The first entry is called directly. If its guards fail, `search` tries the others in order, and
 # at last calls the *tail*, which calls the compiler. An entry moves to the front when it has served two of the calls
 # that the first one missed, with no third entry between. That is what `candidate` is for: it is the entry that has served the
-# last of these calls. `link` connects the chain again:
+# last of these calls. `link_entries` connects the chain again:
 #
 # %show minicompile.ch02_guards.cache.search
 #

@@ -790,7 +790,9 @@ for b in found.breaks:
     print("->", b.advice)
 
 # %% [markdown]
-# What happens to such a function is [chapter 4](chapter:04).
+# What happens to such a function is [chapter 4](chapter:04). (One such branch is taken, on a CPU: that which does not raise,
+# where the other side only raises, as in an `assert`. Then the graph also computes whether that was right, and if not, the frame is
+# evaluated as it is: [`assume`](ref:minicompile.ch03_capture.comparisons.assume).)
 #
 # Many other breaks are a matter of telling the machine something. It cannot look into a function written in
 # C, so a call of one that it does not know ends the graph. What it knows is in tables
@@ -838,8 +840,8 @@ del HANDLED[zlib.crc32]
 #   the interpreter's task, so ours enters it with an exception pending: it leaves the frame before the first instruction
 #   ([hook](code:minicompile/ch03_capture/hook.py)).
 #
-# torch.compile handles many more library functions, classes of tensor subclasses, and higher-order
-# operators such as `cond`.
+# torch.compile handles many more library functions, tensor subclasses, and a `torch.cond` that asks for the value of a
+# tensor.
 #
 # ## Exercises
 #

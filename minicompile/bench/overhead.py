@@ -68,7 +68,7 @@ def summary(seconds: list, unit: float) -> dict:
 
 
 def call_costs(function, arguments, rounds: int) -> dict:
-    """Microseconds per call for each compiler and for an uncompiled call of nothing. Rounds take turns."""
+    """Microseconds per call for each compiler. Rounds take turns."""
     compiled, times = {}, {}
     for name, (compile, reset) in COMPILERS.items():
         reset()

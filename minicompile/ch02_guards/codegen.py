@@ -1,7 +1,7 @@
 # %% [markdown]
 # # From guards to one function
 #
-# A GPT with twelve layers has some 900 guards. Interpreting them as data would cost a microsecond each; a
+# A GPT with twelve layers has some 600 guards. Interpreting them as data would cost a microsecond each; a
 # generated Python function does all of them in the time of its attribute reads, and most of them, as
 # `stable.py` explains, only when something has changed. The naive version is one line:
 #

@@ -129,7 +129,7 @@ class GuardSet:
 # %% [markdown]
 # ## Kinds
 #
-# `@guard("NAME", ...)` makes a kind of the function below it, which gets the guard, the text `x` that reads its
+# `@guard_kind("NAME", ...)` makes a kind of the function below it, which gets the guard, the text `x` that reads its
 # source, and `const`: `const(object)` is a name for any object, `const.read(source)` the text that reads a
 # further source. It returns conditions; all must hold. The other fields:
 #

@@ -2,8 +2,8 @@
 # # Not looking twice
 #
 # Most guards of a model are about things that never change: the class of a block, the names of its children,
-# that nobody registered a hook, the identity of its parameters. Checking them one by one costs 0.1
-# microseconds each, and a 12-layer GPT has 900. But all of them are read through a few hundred dictionaries,
+# that nobody registered a hook, the identity of its parameters. Checking them one by one costs a fraction of a
+# microsecond each, and a 12-layer GPT has 600. But all of them are read through a few hundred dictionaries,
 # starting from one object, and CPython keeps a number in each dictionary that changes with every write. If
 # the object is the same and the numbers are the same, every guard that was true is true.
 #
@@ -13,15 +13,15 @@
 # answers None, the guards are evaluated in full again, and if they hold the memo learns the new numbers.
 # Nothing is believed that a full check has not confirmed, so the memo needs no opinion on *what* changed.
 #
-# | per call, CPython 3.11 | every guard asked | with memos | torch.compile |
-# |---|---|---|---|
-# | two lines | 2.4 us | 1.3 us | 9.0 us |
-# | GPT, 12 layers | 97 us | 8 us | 52 us |
-# | ResNet-50 | 254 us | 16 us | 126 us |
+# | per call, CPython 3.11 | minicompile | torch.compile |
+# |---|---|---|
+# | two lines | 1.4 us | 9.7 us |
+# | GPT, 12 layers | 8.2 us | 51.5 us |
+# | ResNet-50 | 16.5 us | 126.1 us |
 #
-# What is left of ResNet-50's 16 microseconds: 3.5 for the versions of 1300 dictionaries and objects, 6 for
-# its 320 tensors, which must be looked at because `parameter.data = other` changes no number, and the rest
-# for the calls around it. `python -m minicompile.bench.overhead` measures it.
+# `python -m minicompile.bench.overhead` measures it (`results/cpu-overhead.json`). Without the extension, where every guard is asked,
+# the GPT takes more than twenty times as long. What is left are the numbers of the dictionaries, the calls, and the tensors, which
+# must be looked at because `parameter.data = other` changes no number.
 #
 # (torch.compile does the same for modules, with its dictionary tags, inside a C++ tree of guard managers.)
 
@@ -143,13 +143,12 @@ def place(source: Source) -> tuple | None:
 
 # %% [markdown]
 # An optimizer is reached in other ways. Its groups lie in a list, its state in a dictionary whose keys are parameters,
-# and each parameter may have hooks. A training step has guards about all of them, 1,700 for the same GPT, and one by one
-# they take 200 microseconds a call. A list carries no number, but it takes little to see that it is the same list and
-# holds the same objects.
+# and each parameter may have hooks. A training step has guards about all of them. A list carries no number, but it takes
+# little to see that it is the same list and holds the same objects.
 #
 # These guards get a memo of their own. Lists and plain objects are also what programs hand from call to call, a batch
 # with its lengths, a configuration made anew, and for a root that is another object in each call a memo can never
-# vouch. That must not cost a module the answer about its nine hundred guards. So a **scope** is what
+# vouch. That must not cost a module the answer about its hundreds of guards. So a **scope** is what
 # one memo covers. That of the second memo begins where the first ends: what the first answers may be roots of the
 # second.
 

@@ -31,8 +31,7 @@ from .values import (
     SetVal, SymVal, Table, TensorVal, TupleVal, const, describe, is_class)
 from .wrap import entries, part, realize, wrap
 
-GETATTR = Table()
-attributes_of = GETATTR.of           # function(tx, value, name) -> AbstractValue
+GETATTR = Table()                    # kind of value -> function(tx, value, name) -> AbstractValue
 # kind of value, or `type`, for classes of the trace -> function(tx, value, name, new value; None deletes), or NotImplemented
 SETATTR = Table()
 
@@ -104,7 +103,7 @@ def own_fields(real) -> dict | None:
 # property `device` of a module is reported as a module that has no `device`.
 
 # %%
-@attributes_of(ObjVal)
+@GETATTR.of(ObjVal)
 def object_attribute(tx, obj, name):
     own, fallback = python_method(obj.cls, "__getattribute__"), MISSING if isinstance(obj.real, type) else lookup(obj.cls, "__getattr__")
     find = functools.partial(get_plainly if fallback is MISSING else found_attribute, tx, obj, name) if own is None else \

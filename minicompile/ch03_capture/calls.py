@@ -76,8 +76,8 @@ NO_ARGUMENT = (ObjVal, FuncVal, MethodVal, PartialVal)
 # %% [markdown]
 # In order: a function with a handler is handled. A class is instantiated. A function that belongs into the graph,
 # which is what most of torch's functions are, becomes a node, unless one of its arguments is something that a node
-# cannot have, a function of the trace for example; then it is inlined like any Python function. Then decides the
-# type of the callable: Python functions, methods of C classes, partials. An object is called by the `__call__` of its class; that of
+# cannot have, a function of the trace for example; then it is inlined like any Python function. Then the type of the
+# callable decides: Python functions, methods of C classes, partials. An object is called by the `__call__` of its class; that of
 # PyTorch's modules has a handler (`library/modules.py`). What is left breaks the graph.
 
 # %%
@@ -117,16 +117,16 @@ REAL_CALLS = Table()                 # class of a real callable -> function(tx, 
 # `__K[3].__dict__['scale']`. The code, the defaults and the cells of a function are guarded too, unless it
 # belongs to torch or the standard library: nobody changes those from inside.
 #
-# This is the longest decision of the chapter, in three parts. The first half looks for reasons not to inline: a
+# This is the longest decision of the chapter. `inline_function` looks for reasons not to inline: a
 # function that is compiled already (its original is inlined), disabled, marked as constant, has a handler under
 # its name or its code, or belongs to a module whose functions no graph can do (`REFUSED_ROOTS`).
 #
-# The second part are guards. `is_made_per_call` (in `wrap.py`) tells the two kinds of functions apart. A function
+# `inline_code` begins with guards. `is_made_per_call` (in `wrap.py`) tells the two kinds of functions apart. A function
 # that is made anew at each call may come with other defaults and cells, so these are read through its source and
 # guarded one by one. A function of a file stays the same object, so one guard, `FUNCTION`, says that nobody has
 # exchanged its code or its defaults. A library's function gets no guard.
 #
-# The last part collects what its frame needs: for each default a function that wraps it when it is used, and the
+# Then it collects what the frame needs: for each default a function that wraps it when it is used, and the
 # cells of the closure with their sources.
 
 # %%
@@ -234,13 +234,12 @@ def is_refused_module(name: str) -> bool:
 
 # %% [markdown]
 # ## C functions
-
-# %% [markdown]
+#
 # A function that is written in C has no bytecode to follow. What can be done depends on what is known about
 # it. If it computes the same from the same arguments and changes nothing, as all of `math` does, it is
-# called now, on constants (`fold`). With a symbolic number among its arguments it becomes a node of the
-# graph. If it is a method of an object that the trace knows, the tables of methods have it. Otherwise the
-# graph ends: nobody can say what it would do.
+# called now, on constants (`fold`). With a number that varies among its arguments it becomes a node of the graph, if it
+# is one of those that symbolic floats have, or the entry calls it (`varying.py`). If it is a method of an object that the
+# trace knows, the tables of methods have it. Otherwise the graph ends: nobody can say what it would do.
 
 # %%
 PURE_MODULES = frozenset(("math", "cmath", "_struct", "unicodedata", "_string"))

@@ -49,7 +49,7 @@ from .library import (  # noqa: F401
 from .library.contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .library.graph_functions import OPERATORS
 from .lookup import MISSING, captures
-from .operations import BRANCH_ON_VALUES
+from .comparisons import BRANCH_ON_VALUES
 from .tracer import Globals, Tracer, location, step_of
 from .values import DictVal, Lazy, ObjVal, SymVal, TensorVal, describe
 from .wrap import guard_unseen, is_fixed, realize, wrap
@@ -130,7 +130,7 @@ class Trace:
 # for the function whose arguments are `Lazy`. Such a value has not been looked at. It becomes a value, with
 # guards, when an instruction takes it, so an argument that the function never reads is never guarded.
 #
-# `trace_frame` and `run_instructions` run the frame and sort out how it can end. It may return. It may raise an
+# `trace_frame` and `run_frame` run the frame and sort out how it can end. It may return. It may raise an
 # exception that the program itself does not catch; then nothing is compiled, and eager raises it. It may
 # meet what cannot be captured (`Unsupported`), and the error then says at which step, so that the next
 # attempt can break the graph in front of it. In all cases the grad mode and the context managers that the
@@ -253,7 +253,7 @@ def describe_error(exc) -> str:
 # for an expression may ask for tensors, and these are the outputs of the graph. If something cannot be
 # rebuilt, the error carries the step at which it was made, since the graph can break before that.
 #
-# `assemble` adds the guards that concern several values at once: the sizes that were assumed, the objects
+# `finish_capture` adds the guards that concern several values at once: the sizes that were assumed, the objects
 # that must be different ones, the numbers that have changed. It drops nodes that nobody needs, and collects
 # what an entry of the cache consists of: the graph, the sources of its inputs, the guards, and the text of
 # the function.
@@ -375,7 +375,7 @@ def on_cpu(graph) -> bool:
 
 # %% [markdown]
 # A frame can be evaluated from its beginning after a part of its graph has run, if that part left no trace: it wrote to
-# no input, drew no random number, and called nothing of the user's.
+# no input, and called nothing of the user's. Random numbers from the default generators are taken back (`keep_generators`).
 
 # %%
 def leaves_no_trace(tx, draws: bool = False) -> bool:

@@ -150,7 +150,7 @@ def keywords(ep, named) -> str:
 # before the function that holds it, and filled after it, because what it holds may be that very function.
 # Iterators are remade from what they iterate over and how far they had come.
 #
-# Some values cannot leave: a generator, a class that the trace has made, the `id()` of an object. They
+# Some values cannot leave: a generator, a class that the trace has made. They
 # raise Unsupported, with the place where the value was made. If this place is known, the graph is broken in
 # front of it, and CPython makes the object.
 

@@ -18,6 +18,7 @@ from .. import marks
 from ..ch01_graphs.fake import has_memory, storage_key
 from ..ch01_graphs.floats import free_names
 from ..ch01_graphs.layouts import dims_with_gaps
+from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.torch_guards import TensorSpec
 from ..ch02_guards.sources import CallSource, ConstantSource, DictGetSource, ItemSource, LocalSource, Source
 from .tracer import constant_source, guard, location, unsupported
@@ -73,7 +74,7 @@ def wrap_tensor(tx, real, source):
 
 # %% [markdown]
 # Which dimensions vary? Three people may say so: the caller, by a mark on the tensor or with `dynamic=True`, which
-# means the sizes of all arguments but not those of parameters, and the earlier calls, whose differences the driver
+# means the sizes of all arguments but not those of parameters, and the earlier calls, whose differences `learning.py`
 # has collected in `options.dynamic` under the source. A size of 0 or 1 never becomes a symbol, since such sizes
 # behave differently from all others (chapter 1).
 
@@ -143,7 +144,7 @@ def fixed_marks(tx) -> list[tuple[str, bool]]:
 
 
 # %% [markdown]
-# `add_input` makes the placeholder. each has the source in its `meta`, and the entry reads the
+# `add_input` makes the placeholder. Each has the source in its `meta`, and the entry reads the
 # inputs by these at each call. `symbol_for` gives a size its symbol. A batch of 8 usually occurs as the first size
 # of several tensors. It would be of little use to the program if these were different symbols, since the first
 # addition of two of the tensors would have to ask whether they are equal. So equal sizes are taken for the same
@@ -175,10 +176,11 @@ def symbol_for(tx, size: int, source):
 
 
 def new_symbol(tx, number: int, source):
-    """A SymInt of this value that no other number shares (an int for 0 and 1), read from `source` at each call."""
-    tx.options.used, symbol = True, tx.symbols.env.create(number)
-    if isinstance(symbol, torch.SymInt):
-        tx.symbols.sources[str(symbol.node.expr)] = source
+    """A SymInt (an int for 0 and 1) or SymFloat of this value that no other number shares, read from `source` at each call."""
+    env, tx.options.used = tx.symbols.env, True
+    symbol = env.create_float(number) if type(number) is float else env.create(number)
+    if is_symbolic(symbol):
+        tx.symbols.sources[str(symbol)] = source
     return symbol
 
 
@@ -192,8 +194,7 @@ def new_symbol(tx, number: int, source):
 def wrap_dynamic_number(tx, real, source):
     if source in tx.symbols.numbers:
         return tx.symbols.numbers[source]
-    env, kind = tx.symbols.env, type(real)
-    tx.options.used = True
+    kind = type(real)
     if kind not in (int, float):
         guard(tx, source, "TYPE_MATCH", kind)
         known = wrap_dynamic_number(tx, real.item(), CallSource(source, "item"))
@@ -203,8 +204,7 @@ def wrap_dynamic_number(tx, real, source):
         return const(real)
     guard(tx, source, "TYPE_MATCH", kind)
     at = CallSource(source, "__neg__") if kind is int and real < 0 else source
-    symbol = env.create_float(real) if kind is float else env.create(abs(real))
-    tx.symbols.sources[str(symbol)] = at
+    symbol = new_symbol(tx, abs(real) if kind is int else real, at)
     if kind is int:
         guard(tx, source, "SIZE", ("1 < n < 2147483648", (("n", at),)))
     node = add_input(tx, abs(real) if kind is int else real, symbol, at)

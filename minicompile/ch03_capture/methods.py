@@ -11,7 +11,8 @@ import types
 from typing import Callable
 
 from .iterate import iterate, length, unpack
-from .operations import compare, fold
+from .comparisons import compare
+from .operations import fold
 from .protocol import METHODS
 from .subscripts import contains, delete_item, get_item, set_item
 from .tensors import call_tensor_method

@@ -102,17 +102,15 @@ def is_installed() -> bool:
 # A method is its function with `self` in front, a `partial` its function with more arguments, and a module's
 # call is its `forward`, unless hooks are registered on the module: those must run around it, so such a
 # module runs as it is.
-
-# %%
-_HOOKS = (*HOOK_DICTS, "_compiled_call_impl")
-
-
-# %% [markdown]
+#
 # The hook in C sees every frame. Here only the call of the compiled function itself is seen, so it has to be found
 # out what frame that call would make. `python_function` peels off partials, bound methods, modules without hooks
 # and objects with a `__call__`, until a function with code is left.
 
 # %%
+_HOOKS = (*HOOK_DICTS, "_compiled_call_impl")
+
+
 def python_function(function, args, kwargs):
     """(function with code, args, kwargs) of the frame that function(*args, **kwargs) would make, or None."""
     while not isinstance(function, types.FunctionType):

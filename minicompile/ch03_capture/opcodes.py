@@ -32,7 +32,8 @@ from .exceptions import user_error
 from .interpreter import instructions, jump, opcode, pop_many, read_cell, read_local, store_local
 from .iterate import iterate, next_value, unpack
 from .methods import call_method
-from .operations import binary, compare, fold, identical, joined, later, truth, unary
+from .comparisons import compare, identical, truth
+from .operations import binary, fold, joined, later, unary
 from .subscripts import contains, delete_item, get_item, set_item
 from .tracer import PYTHON, call, globals_of, is_library, location, read_once, unsupported, writable_globals, written_global
 from .values import (
@@ -332,7 +333,6 @@ def for_iter(tx, frame, i, iterator):
     if value is not None:
         return [iterator, value]
     jump(frame, i.argval)
-    # 3.12: skip END_FOR; 3.13: skip END_FOR and the POP_TOP behind it
     if PYTHON >= (3, 12):
         frame.ip += 1 if PYTHON < (3, 13) else 2
 
@@ -350,8 +350,8 @@ def for_iter(tx, frame, i, iterator):
 # `[*a, *b]` and `{**a, **b}`, where Python has one more thing to check, namely that what stands behind the
 # star can be iterated over at all.
 #
-# An f-string is a sequence of conversions and formats, joined in the end. All of it is computed now, which
-# is why a format of a tensor's number ends the graph.
+# An f-string is a sequence of conversions and formats, joined in the end: now, or by the generated code where a number in
+# it varies (`later` in `operations.py`). A format of a tensor's number ends the graph.
 
 # %%
 instructions({

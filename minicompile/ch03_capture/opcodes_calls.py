@@ -20,7 +20,8 @@ from .library.contexts import device_context
 from .lookup import MISSING, lookup
 from .methods import call_method
 from .opcodes import constant_value
-from .operations import truth, unary
+from .comparisons import truth
+from .operations import unary
 from .tracer import PYTHON, call, constant_source, plain_python, unsupported
 from .values import (
     Const, DictVal, ExcVal, FuncVal, GenVal, HandlingVal, ListVal, NONE, NULL, ObjVal, TupleVal, boolean, const, dict_of,

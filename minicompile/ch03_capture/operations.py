@@ -1,44 +1,39 @@
 # %% [markdown]
 # # Operators
 #
-# `a + b`, `a < b`, `a is b`, `if a`: one function each. Three cases repeat. With a tensor among the operands
+# `a + b`, `a += b`, `-a`: one function each. Three cases repeat. With a tensor among the operands
 # the operation becomes a node. With constants it is computed on the spot, by Python itself. Containers and
 # objects follow Python's protocol: the containers' operations are written out, a class's own `__add__` is
-# inlined.
+# inlined. (`a < b`, `a is b`, `if a`: `comparisons.py`.)
+#
+# `fold` is for constants, and asks first whether what varies among the operands can be computed at each call (`varying.py`).
 
 # %%
-import collections
 import contextlib
 import decimal
 import enum
-import math
 import operator
 import types
 import weakref
-from dataclasses import dataclass
 
 import numpy
-import torch
 
 from ..ch01_graphs.floats import OPERATIONS
 from ..ch01_graphs.shapes import float_function
-from .exceptions import INTERPRETING, user_error, user_errors
-from .iterate import length, unpack
-from .lookup import MISSING, captures, lookup, python_method
-from .protocol import METHODS, as_dict, special
+from .exceptions import user_errors
+from .lookup import MISSING, lookup, python_method
+from .protocol import METHODS, special
 from .tensors import emit, to_arg, wrap_result
-from .tracer import Tracer, answer, call, location, unsupported
+from .tracer import Tracer, answer, unsupported
 from .values import (
-    AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodVal, NONE, NUMBERS, NUMPY_SCALARS, NotConstant, ObjVal,
-    SetVal, SymVal, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_identity, is_unseen, unseen)
-from .varying import computed, varies_in
-from .wrap import as_python, dict_contents, entries, realize, wrap, wrap_constant
+    AbstractValue, Const, ListVal, NUMBERS, NUMPY_SCALARS, NotConstant, ObjVal, SymVal, TensorVal, TupleVal, const, describe,
+    is_unseen, unseen)
+from .varying import computed
+from .wrap import as_python, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
           "@": "matmul",
           "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift"}
-COMPARE = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
-MIRROR = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 PLAIN = {Const, TensorVal, SymVal}            # kinds that can stand in the graph
 
 
@@ -256,13 +251,10 @@ def specialize(value: AbstractValue) -> AbstractValue:
     return const(value.value) if type(value) is SymVal else value
 
 
-def ask(tx, candidates) -> AbstractValue | None:
-    """The first answer of the methods (owner, name, argument) that is not NotImplemented."""
+def ask(tx, candidates, of_program=special) -> AbstractValue | None:
+    """The first answer of the methods (owner, name, argument) that is not NotImplemented. of_program: calls a method of the program's."""
     for owner, name, argument in candidates:
-        result, function = special(tx, owner, name, argument), METHODS.get((type(owner), name))
-        if result is None and name == "__ne__" and lookup(owner.cls, name) is object.__ne__:         # the opposite of what `__eq__` says
-            equal = special(tx, owner, "__eq__", argument)
-            result = equal if equal is None or equal.cls is types.NotImplementedType else boolean(not truth(tx, equal))
+        result, function = of_program(tx, owner, name, argument), METHODS.get((type(owner), name))
         if result is None and function is not None:
             result = function(tx, owner, argument)
         if result is not None and result.cls is not types.NotImplementedType:
@@ -305,272 +297,3 @@ def emit_float(tx: Tracer, op: str, args) -> AbstractValue:
             return fold(tx, OPERATIONS[op], args)
         known[key] = wrap_result(tx, tx.graph.call_function(function, operands), result)
     return known[key]
-
-
-# %% [markdown]
-# ## Truth, identity, comparison
-#
-# Bytecode asks these three questions all the time, mostly in front of a jump. The trace can only go one
-# way, so each must be answered at once.
-#
-# `truth` follows Python's `bool()`. A constant knows its truth. A symbolic number answers with its present
-# value, and the answer becomes a guard. A container is true if it is not empty, which guards its length. An
-# object is asked for `__bool__`, and then for `__len__`. A tensor knows its truth only when the program
-# runs, so here the graph ends, with one exception. Transformers drop layers at random with `if torch.rand([]) < self.layerdrop`,
-# and mostly with a rate of 0. Whatever is drawn from [0, 1), the answer is no. `either_way` puts both ends of that range in
-# the number's place. If the answers agree, they agree for all in between. The number is drawn nevertheless: it moves the
-# generator on.
-#
-# `identical` is Python's `is`. One value stands for one object, so a value is itself. Two constants may be
-# one object too: Python keeps one of each small integer and of each short string, and they are taken for
-# one if type and value agree, and so are numbers that vary. Where two objects of one class are found to be different, the trace has
-# learnt something that the next call may contradict by passing the same object twice. `told_apart` collects
-# such classes, and capture guards that their objects are different ones.
-
-# %%
-ORDERINGS = frozenset((operator.lt, operator.le, operator.gt, operator.ge))
-
-
-def either_way(value: TensorVal) -> bool | None:
-    """The truth of a tensor that compares a uniform random number with one that is not in its range; None for others."""
-    node = value.node
-    if node.target in ORDERINGS and not value.fake._version and tuple(value.fake.shape) in ((), (1,)):
-        drawn = [a for a in node.args if isinstance(a, torch.fx.Node) and a.target is torch.rand and not a.meta["val"]._version]
-        if len(drawn) == 1 and all(a is drawn[0] or type(a) in (int, float) for a in node.args):
-            low, high = (node.target(*(end if a is drawn[0] else a for a in node.args)) for end in (0.0, math.nextafter(1.0, 0.0)))
-            if low == high:
-                return low
-    return None
-
-
-BRANCH_ON_VALUES = "a branch on the values of a tensor"
-
-
-def truth(tx: Tracer, value: AbstractValue, jump=None) -> bool:
-    """bool(value). jump: where a conditional jump asks for it, the frame and the index of that instruction."""
-    value = as_number(value)
-    kind = type(value)
-    if kind is Const:
-        return bool(value.value)
-    if kind is TensorVal:
-        answer = either_way(value)
-        if answer is None and jump is not None:
-            answer = unless_it_raises(tx, value, *jump)
-        return unsupported(tx, BRANCH_ON_VALUES) if answer is None else answer
-    if kind is SymVal:
-        return bool(value.sym)
-    if kind is ObjVal and not isinstance(value.real, (type, types.ModuleType)):
-        result = special(tx, value, "__bool__") or special(tx, value, "__len__")
-        if result is not None:
-            return truth(tx, result)
-        value = as_dict(tx, value, "__len__")
-    if type(value) in (TupleVal, ListVal, SetVal, DictVal, ViewVal):
-        return length(tx, value).value > 0
-    if type(value) is ObjVal and any(lookup(value.cls, m) is not MISSING for m in ("__bool__", "__len__")):
-        return fold(tx, bool, [value], reason=f"bool() of {describe(value)}").value
-    return True
-
-
-# %% [markdown]
-# `assert (x > 0).all()`, and what `torch.distributions` does with each parameter: a jump on a tensor one side of which
-# ends in a `raise`. The program does not expect to raise, so the trace goes the other way, and the graph computes one
-# more number, whether it was right. If it was not, the call has left no trace yet, and the frame is evaluated from its
-# beginning: CPython raises, in the right place and after the right side effects. Capture sees at the end whether that is
-# so (`finish_capture`), and otherwise breaks the graph at the jump as at any other. Graphs on a GPU always break: there an
-# index out of range, behind a check that did not hold, is no exception; it costs the process the device. The same jump
-# again and again in one frame may be a loop that an exception ends, so patience has a limit. A program that often expects
-# the exception would pay for a graph and for the frame each time: after some refutations it is compiled anew, with a break
-# at the jump (`versions.refuted`).
-
-# %%
-PATIENCE = 16
-LEAVING = ("JUMP", "RETURN", "YIELD", "SEND", "FOR_ITER")
-
-
-def ends_in_raise(frame, index: int) -> bool:
-    """Whether the instructions from here on lead to a `raise` without a jump."""
-    for i in frame.decoded.instructions[index:]:
-        if i.opname == "RAISE_VARARGS":
-            return True
-        if any(word in i.opname for word in LEAVING):
-            return False
-    return False
-
-
-def unless_it_raises(tx: Tracer, value: TensorVal, frame, index: int) -> bool | None:
-    """The truth of a tensor for which the jump at this index does not lead to a `raise`; None if both sides do, or neither."""
-    i = frame.decoded.instructions[index]
-    there, here = ends_in_raise(frame, frame.decoded.index[i.argval]), ends_in_raise(frame, index + 1)
-    single = all(type(size) is int and size == 1 for size in value.fake.shape)
-    if not tx.options.trusting or tx.outer is not None or there == here or not single or not i.opname.endswith(("IF_TRUE", "IF_FALSE")):
-        return None
-    return assume(tx, value, i.opname.endswith("IF_TRUE") == here, (id(frame), index))
-
-
-def assume(tx: Tracer, value: TensorVal, answer: bool, jump) -> bool:
-    """Take this answer to bool(value), and let the graph compute whether it is right."""
-    before, here = tx.symbols.assumptions, (location(tx), next(BIRTHS), jump)
-    if sum(a[-1] == jump for a in before) >= PATIENCE:
-        unsupported(tx, BRANCH_ON_VALUES)
-    right = emit(tx, operator.ne if answer else operator.eq, [value, const(0)])
-    right = emit(tx, "reshape", [right, TupleVal(items=[])])
-    before.append((emit(tx, operator.and_, [before[-1][0], right]) if before else right, *here))
-    return answer
-
-
-def identical(a: AbstractValue, b: AbstractValue) -> bool:
-    """a is b"""
-    if a is b:
-        return True
-    if type(a) is Const and type(b) is Const:
-        return a.value is b.value or type(a.value) is type(b.value) and type(a.value) in (int, str, bool) \
-            and a.value == b.value
-    if SymVal in (type(a), type(b)) and {type(a), type(b)} <= {Const, SymVal} and a.cls is b.cls:
-        left, right = (v.sym if type(v) is SymVal else v.value for v in (a, b))
-        return bool(left == right)
-    if type(a) is ObjVal and type(b) is ObjVal and a.real is b.real and a.real is not None:
-        return True
-    if a.cls is b.cls:
-        captures[-1].told_apart.add(a.cls)
-    return False
-
-
-def equal(tx: Tracer, a: AbstractValue, b: AbstractValue) -> bool:
-    """a is b or a == b, which is how containers compare their items."""
-    return a is b or not (varies_in(a) or varies_in(b)) and identical(a, b) or truth(tx, compare(tx, "==", a, b))
-
-# %% [markdown]
-# Python compares in an order that `compare` repeats. Numbers and tensors come first (`compare_plain`),
-# because most comparisons are of numbers, and a comparison with a tensor is an operation of the graph. Then
-# both operands are asked for their methods: the left one for `__lt__`, the right one for the mirror image
-# `__gt__`, and the right one first if its class is derived from the left one's. `!=` without
-# a `__ne__` of the program's is the opposite of `==`. Lists and tuples are compared by
-# Python, as the next part says. What is left are objects whose classes say
-# nothing. `==` of such objects is identity, and any other comparison is a TypeError, which Python itself
-# words (`raise_as_python`).
-#
-# One case must not be answered. A class that is written in C may compare by value, in a way that the trace
-# cannot see. `compares_by_identity` lists the ways that it knows; for all others the graph ends.
-
-# %%
-def compare(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue) -> AbstractValue:
-    """a <symbol> b for one of the six comparisons."""
-    function, kinds = getattr(operator, COMPARE[symbol]), {type(a), type(b)}
-    if kinds == {Const} and is_identity(a) and is_identity(b) and symbol in ("==", "!="):
-        return boolean(function(a.value, b.value))
-    if kinds <= PLAIN:
-        return compare_plain(tx, symbol, function, a, b)
-    candidates, (left, right) = [(a, f"__{COMPARE[symbol]}__", b)], (a.cls, b.cls)
-    derived = right is not left and issubclass(right, left)              # then the right one is asked first
-    candidates.insert(0 if derived else 1, (b, f"__{COMPARE[MIRROR[symbol]]}__", a))
-    result = ask(tx, candidates)
-    if result is not None:
-        return result
-    if ObjVal in kinds and symbol in ("==", "!="):
-        # A dict or list subclass whose own `__eq__`, if any, was asked and left the answer to dict, as Counter does
-        inner = [dict_contents(tx, v) or v if type(v) is ObjVal else v for v in (a, b)]
-        if {type(v) for v in inner} in ({DictVal}, {ListVal}):
-            return compare(tx, symbol, *inner)
-    if kinds in ({TupleVal}, {ListVal}):
-        return compare_sequences(tx, function, a, b)
-    with contextlib.suppress(NotConstant):
-        return fold(tx, function, [a, b])
-    if symbol in ("==", "!=") and TensorVal not in kinds:
-        return boolean(same(tx, a, b) == (symbol == "=="))
-    if TensorVal not in kinds:
-        raise_as_python(tx, function, COMPARE[symbol], a, b)
-    unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
-
-
-def same(tx, a, b) -> bool:
-    """a == b, where neither has a method that knows."""
-    if type(a) is type(b) is DictVal:
-        return same_dict(tx, a, b)
-    if type(a) is type(b) is MethodVal:
-        return identical(a.func, b.func) and identical(a.self, b.self)
-    if not identical(a, b) and not all(compares_by_identity(v) for v in (a, b)):
-        unsupported(tx, f"{describe(a)} == {describe(b)}")
-    return identical(a, b)
-
-
-def same_dict(tx, a, b) -> bool:
-    kind = list if {a.cls, b.cls} == {collections.OrderedDict} else dict.keys
-    return kind(entries(tx, a)) == kind(entries(tx, b)) and all(
-        equal(tx, realize(tx, a.items[k][1]), realize(tx, b.items[k][1])) for k in a.items)
-
-
-DATA = (int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
-EQ_OF_BUILTINS = [c.__dict__["__eq__"] for c in (object, *DATA, type({}.keys()), range, slice)]
-LIKE_BUILTINS = (*DATA, collections.UserDict, collections.UserList, collections.UserString)
-
-
-def compares_by_identity(value) -> bool:
-    """Whether the `__eq__` of an object is that of `object`, of the program (which was asked), or of a
-    builtin, which knows its own kind only."""
-    if type(value) is not ObjVal:
-        return True
-    own = lookup(value.cls, "__eq__")
-    known = isinstance(own, types.FunctionType) or own in EQ_OF_BUILTINS
-    return known and not issubclass(value.cls, LIKE_BUILTINS)
-
-
-def compare_plain(tx, symbol, function, a, b):
-    """Numbers, known or symbolic, and tensors."""
-    if type(a) is type(b) is Const:
-        return fold(tx, function, [a, b], reason="comparing the id() of an object with a number")
-    if symbol in ("==", "!=") and NONE in (a, b):
-        return boolean(symbol == "!=")
-    if TensorVal in (type(a), type(b)):
-        return emit(tx, function, [a, b])
-    try:
-        answer = function(*(v.sym if type(v) is SymVal else v.value for v in (a, b)))
-        return const(numpy.bool_(bool(answer))) if a.cls in NUMPY_SCALARS or b.cls in NUMPY_SCALARS else boolean(answer)
-    except TypeError as error:
-        user_error(TypeError, str(error))
-
-
-def compare_sequences(tx, function, a, b):
-    with user_errors():
-        result = function(deputies(tx, a), deputies(tx, b))
-    return result.value if type(result) is Deputy else boolean(result)
-
-# %% [markdown]
-# ## Python's own C code, on values
-#
-# `[a, b] < [c, d]`, `sorted(items)`, `items.index(a)`, `str(items)`: C code that at some point asks the items something. Which items it
-# asks, in which order, when it has seen enough, and in which words it complains, a program may notice; rules of ours would have to
-# repeat all that. So the C code itself runs, on **deputies**. A `Deputy` is an object that passes what it is asked on to the interpreter,
-# which traces the answer. Answers to `<` and `>` are deputies as well: Python takes their truth where it needs it, and otherwise
-# hands them out.
-#
-# (The iterators of `itertools` ask nothing of items, and need no deputies: they run on the values themselves.)
-
-# %%
-@dataclass(eq=False, repr=False)
-class Deputy:
-    """A value as an object for Python's C code."""
-    tx: Tracer
-    value: AbstractValue
-    __hash__ = object.__hash__
-
-    def __eq__(self, other): return equal(self.tx, self.value, other.value)
-    def __lt__(self, other): return Deputy(self.tx, compare(self.tx, "<", self.value, other.value))
-    def __gt__(self, other): return Deputy(self.tx, compare(self.tx, ">", self.value, other.value))
-    def __le__(self, other): return Deputy(self.tx, compare(self.tx, "<=", self.value, other.value))
-    def __ge__(self, other): return Deputy(self.tx, compare(self.tx, ">=", self.value, other.value))
-    def __bool__(self): return truth(self.tx, self.value)
-    def __repr__(self): return self.ask(repr)
-    def __str__(self): return self.ask(str)
-    def __format__(self, spec): return self.ask(format, const(spec))
-
-    def ask(self, function, *args):
-        return as_python(self.tx, call(self.tx, wrap(self.tx, function), [self.value, *args]))
-
-
-INTERPRETING.update(f.__code__ for f in vars(Deputy).values() if isinstance(f, types.FunctionType))
-
-
-def deputies(tx: Tracer, sequence: AbstractValue):
-    """The list, tuple or deque of the deputies of its items."""
-    items = [Deputy(tx, v) for v in unpack(tx, sequence)]
-    return tuple(items) if type(sequence) is TupleVal else sequence.cls(items)

@@ -14,7 +14,8 @@ import types
 
 from .exceptions import user_error
 from .iterate import values_of
-from .operations import equal, fold, truth
+from .comparisons import equal, truth
+from .operations import fold
 from .protocol import operate, special
 from .tracer import Tracer, unsupported
 from .values import AbstractValue, DictVal, FALSE, NotConstant, TensorVal, const, describe

@@ -95,10 +95,12 @@ def fake_of(arg, tensors: list):
 # %% [markdown]
 # ## One operation
 #
-# `emit` is the only place that adds call nodes. An in-place operation returns the fake it was given; then
-# the result *is* the value we already have, so `y = x.relu_()` gives `y is x` as in eager. Whether an
-# operation wrote to one of its arguments shows in the version counters that autograd keeps, on fakes as on
-# real tensors.
+# `emit` turns the values into arguments of a node, and these into fakes, on which it runs the call. An in-place operation
+# returns the fake it was given; then the result *is* the value we already have, so `y = x.relu_()` gives `y is x` as in
+# eager. Whether an operation wrote to one of its arguments shows in the version counters that autograd keeps, on fakes as
+# on real tensors. If it wrote to one, that may be a guard or a break more (`storage.py`). If it wrote to none, there may be
+# no need for a node: a result without tensors is a constant, one that the trace knows is that value, and what was computed from constants
+# only is a number. All else is a node.
 
 # %%
 def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:

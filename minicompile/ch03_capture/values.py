@@ -223,17 +223,17 @@ class DictVal(Mutable):
     attrs: dict = field(default_factory=dict)
 
 
+def dict_of(named: dict, **fields) -> DictVal:
+    """A dictionary of values by name."""
+    return DictVal(items={name: (const(name), value) for name, value in named.items()}, **fields)
+
+
 # %% [markdown]
 # A view of a dictionary shows what the dictionary holds at any time, so it only remembers which one it is of. A set
 # is the hardest container, because a program can see in which order it gives its items. This order follows from
 # hashes and from the history of the set, and no description can foretell it. So a real set of the same keys goes along.
 
 # %%
-def dict_of(named: dict, **fields) -> DictVal:
-    """A dictionary of values by name."""
-    return DictVal(items={name: (const(name), value) for name, value in named.items()}, **fields)
-
-
 class ViewVal(Mutable):
     """d.keys(), d.values() or d.items() (`kind`) of the dictionary `of`."""
     of: DictVal = None
@@ -329,9 +329,6 @@ class ByValue:
 # the call has its `real` self. Attributes are read from there and guarded, and `attrs` holds only what the
 # trace has written since. An object that the trace has made has no real self yet: `real` is None, and
 # `attrs` is all there is. If it leaves the function, the epilogue builds it from them.
-#
-# `born` counts the values in the order in which they were made. That tells whether a value is older than a region of
-# code that may change only what it has made (`effects.py`).
 
 # %%
 class ObjVal(Mutable):

@@ -49,7 +49,7 @@ BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.Function
 
 
 # %% [markdown]
-# Step by step: a constant waits for somebody who looks at it (`wait`), unless the driver has seen it vary, and it becomes a symbol. An
+# Step by step: a constant waits for somebody who looks at it (`wait`), unless earlier calls have seen it vary: then it becomes a symbol. An
 # object that was met before has its value already; if it was found by another path this time, a guard says that
 # both paths lead to one object (`ALIASED`), or, where objects are guarded by identity anyway, that this path leads
 # to it, too. Everything else is new: `build` makes the value. `keep` holds the object until the trace is over,
@@ -271,11 +271,11 @@ def key_source(tx, key):
 
 
 DICT_CLASSES = (dict, collections.OrderedDict, collections.defaultdict)
-HOOKS = "_hooks", "_hooks_with_kwargs", "_hooks_always_called"           # how the names of dictionaries of hooks end
+HOOK_ENDINGS = "_hooks", "_hooks_with_kwargs", "_hooks_always_called"           # how the names of dictionaries of hooks end
 
 
 def is_of_hooks(real, source) -> bool:
-    named = type(real) in DICT_CLASSES and source is not None and source.name().endswith(HOOKS)
+    named = type(real) in DICT_CLASSES and source is not None and source.name().endswith(HOOK_ENDINGS)
     return named and bool(real) and all(type(key) is int for key in real)
 
 

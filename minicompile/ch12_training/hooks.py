@@ -31,7 +31,7 @@ from torch.utils.hooks import BackwardHook
 from ..ch01_graphs.graph import closure, history_of
 from ..ch02_guards.sources import HooksSource
 from ..ch02_guards.stable import HOOKS_OF_TENSOR
-from ..ch03_capture.attributes import attributes_of
+from ..ch03_capture.attributes import GETATTR
 from ..ch03_capture.calls import handles
 from ..ch03_capture.iterate import unpack
 from ..ch03_capture.methods import call_method
@@ -91,7 +91,7 @@ class Handle(Mutable):
     cls = torch.utils.hooks.RemovableHandle
 
 
-@attributes_of(Crossing, Handle)
+@GETATTR.of(Crossing, Handle)
 def attribute(tx, self, name):
     return MethodName(self=self, name=name)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import minicompile
-from minicompile.ch03_capture import operations
+from minicompile.ch03_capture import comparisons
 
 pytestmark = pytest.mark.usefixtures("fresh")
 PROGRAMS = []
@@ -467,6 +467,6 @@ def test_what_the_interpreter_raises_is_not_the_programs(monkeypatch):
     def broken(*args):
         raise LookupError("ours")
 
-    monkeypatch.setattr(operations, "compare", broken)
+    monkeypatch.setattr(comparisons, "compare", broken)
     with pytest.raises(LookupError, match="ours"):
         minicompile.compile(sorts, backend="eager")(torch.ones(3))

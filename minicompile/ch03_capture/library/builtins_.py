@@ -28,7 +28,8 @@ from ..exceptions import user_error, user_errors
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import length, natively, next_value, unpack, values_of
 from ..lookup import MISSING, is_plain_tuple, lookup, python_method
-from ..operations import Deputy, binary, fold, identical, later, printed, specialize, truth
+from ..comparisons import Deputy, identical, truth
+from ..operations import binary, fold, later, printed, specialize
 from ..protocol import METHODS, method, special
 from ..tracer import answer, bases, call, location, plain_python, unsupported
 from ..values import (
@@ -264,7 +265,7 @@ def handle_hash(tx, value):
 
 
 # %% [markdown]
-# What asks for all items is written with the operators of `operations.py`, item by item, so that each step
+# What asks for all items is written with the operators of `operations.py` and `comparisons.py`, item by item, so that each step
 # may be on tensors, symbols or objects. `max` is Python's own, with deputies for keys: over symbolic numbers it asks a question for
 # each comparison, and each answer is a guard. Of a symbol and a number that are equal it takes the symbol.
 

@@ -18,7 +18,7 @@ import abc
 import dataclasses
 import types
 
-from ..attributes import SETATTR, attributes_of
+from ..attributes import GETATTR, SETATTR
 from ..calls import handles
 from ..exceptions import user_error, user_errors
 from ..interpreter import inline
@@ -134,7 +134,7 @@ def made_holder(tx, real):
     return BuiltinVal(name=name, stands_for=real, call=lambda tx, args, kwargs: unsupported(tx, f"a call of a {name}"))
 
 
-@attributes_of(BuiltinVal)
+@GETATTR.of(BuiltinVal)
 def attribute_of_builtin(tx, value, name):
     """`@name.setter` and its like make another property."""
     if type(value.stands_for) is not property or name not in ("getter", "setter", "deleter"):

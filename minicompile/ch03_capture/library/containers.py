@@ -18,7 +18,8 @@ from ..effects import touch
 from ..exceptions import user_error, user_errors
 from ..interpreter import advance, unless_raised
 from ..iterate import next_value, unpack, values_of
-from ..operations import Deputy, deputies, specialize, truth
+from ..comparisons import Deputy, deputies, truth
+from ..operations import specialize
 from ..protocol import METHODS, as_dict, method
 from ..subscripts import delete_item, get_item, index_of, is_missing, set_item
 from ..tracer import call, unsupported
@@ -39,7 +40,7 @@ from ..wrap import as_python, entries, guard_keys, key_of, keyed, order_of, real
 # not depend on it, and `touch` notes what the list held.
 #
 # Methods that compare items (`remove`, `index`, `count`, `sort`) are Python's own as well, but on deputies
-# (`operations.py`), which ask the interpreter. Sorting constants needs none.
+# (`comparisons.py`), which ask the interpreter. Sorting constants needs none.
 
 # %%
 def changes_items(name, *converters):

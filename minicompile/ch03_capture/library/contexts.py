@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch.utils._device import DeviceContext
 
-from ..attributes import attributes_of
+from ..attributes import GETATTR
 from ..calls import HANDLED, handles
 from ..epilogue import pool, reconstructs
 from ..exceptions import user_errors
@@ -94,7 +94,7 @@ def not_entered(context: ContextVal) -> ContextVal:
     return replace(context, saved=[], immediate=None, source=None)
 
 
-@attributes_of(ContextVal)
+@GETATTR.of(ContextVal)
 def context_attribute(tx, value, name):
     if name == "__enter__":
         return BuiltinVal(name=name, call=lambda tx, args, kwargs: enter(tx, value))

@@ -21,7 +21,7 @@ import types
 
 from ...ch02_guards.guards import class_lookup
 from ...ch02_guards.sources import AttrSource
-from ..attributes import C_DESCRIPTORS, SETATTR, attributes_of, bind_attribute, bind_to_class, get_attribute, no_attribute
+from ..attributes import C_DESCRIPTORS, GETATTR, SETATTR, bind_attribute, bind_to_class, get_attribute, no_attribute
 from ..effects import changed
 from ..exceptions import user_error
 from ..interpreter import read_cell
@@ -88,7 +88,7 @@ def docstring(code):
 IN_C = types.MethodDescriptorType, types.WrapperDescriptorType
 
 
-@attributes_of(Const, ListVal, SetVal, ViewVal, IterVal, GenVal, SliceVal, MethodName)
+@GETATTR.of(Const, ListVal, SetVal, ViewVal, IterVal, GenVal, SliceVal, MethodName)
 def plain_attribute(tx, value, name):
     cls = value.cls
     if (type(value), name) in FIELDS:
@@ -117,7 +117,7 @@ def no_attributes_of_its_own(tx, value, name):
         guard(tx, AttrSource(value.source, "__dict__"), "LENGTH", 0)
 
 
-@attributes_of(DictVal)
+@GETATTR.of(DictVal)
 def dict_attribute(tx, value, name):
     if name == "default_factory" and value.factory is not None:
         return realize(tx, value.factory)
@@ -127,7 +127,7 @@ def dict_attribute(tx, value, name):
     return plain_attribute(tx, value, name)
 
 
-@attributes_of(FuncVal, PartialVal)
+@GETATTR.of(FuncVal, PartialVal)
 def function_attribute(tx, value, name):
     return realize(tx, value.attrs[name]) if name in value.attrs else plain_attribute(tx, value, name)
 
@@ -135,7 +135,7 @@ def function_attribute(tx, value, name):
 NAMING = (AttributeError, ImportError, NameError)
 
 
-@attributes_of(ExcVal)
+@GETATTR.of(ExcVal)
 def exception_attribute(tx, value, name):
     if name in value.attrs:
         return value.attrs[name]
@@ -199,14 +199,14 @@ def set_exception_attribute(tx, exc, name, value):
 # Methods and cells.
 
 # %%
-@attributes_of(MethodVal)
+@GETATTR.of(MethodVal)
 def method_attribute(tx, value, name):
     if (MethodVal, name) in FIELDS:
         return FIELDS[MethodVal, name](value)
     return get_attribute(tx, value.func, name)
 
 
-@attributes_of(CellVal)
+@GETATTR.of(CellVal)
 def cell_attribute(tx, value, name):
     return read_cell(tx, value, name) if name == "cell_contents" else no_attribute(types.CellType, name)
 
@@ -220,7 +220,7 @@ def cell_attribute(tx, value, name):
 ITSELF = ("conjugate", "__index__", "__int__", "__trunc__", "__floor__", "__ceil__", "__pos__")          # methods of an integer
 
 
-@attributes_of(SymVal)
+@GETATTR.of(SymVal)
 def number_attribute(tx, value, name):
     if name == "item" and value.scalar is not None:
         return BuiltinVal(name=name, call=lambda tx, args, kwargs: scalar_of(value, None))
@@ -245,7 +245,7 @@ def number_attribute(tx, value, name):
 FIELD = type(collections.namedtuple("Named", "field").field)       # the descriptor of a field, which knows its index
 
 
-@attributes_of(TupleVal)
+@GETATTR.of(TupleVal)
 def tuple_attribute(tx, value, name):
     cls, found = value.cls, lookup(value.cls, name)
     if type(found) is FIELD:
@@ -268,7 +268,7 @@ def tuple_attribute(tx, value, name):
 # `super().forward(x)` continues the search behind the class in which the calling method was defined.
 
 # %%
-@attributes_of(SuperVal)
+@GETATTR.of(SuperVal)
 def super_attribute(tx, value, name):
     obj = value.self
     on_class = is_class(obj) and issubclass(obj.real, value.after)

@@ -23,7 +23,8 @@ from ..effects import touch, written_storages
 from ..exceptions import user_error, user_errors
 from ..iterate import unpack, values_of
 from ..lookup import lookup, python_method
-from ..operations import binary, compare, equal, fold, truth
+from ..comparisons import compare, equal, truth
+from ..operations import binary, fold
 from ..protocol import METHODS, as_dict, method, special
 from ..subscripts import contains, index_of, is_missing, is_among, set_item
 from ..tensors import emit, tensor_shape

@@ -47,7 +47,8 @@ from ..interpreter import handled_exception, read_cell, read_local, unless_raise
 from ..iterate import iterate, unpack, values_of
 from ..lookup import MISSING, captures, python_method
 from ..methods import call_method
-from ..operations import Deputy, equal, fold, truth
+from ..comparisons import Deputy, equal, truth
+from ..operations import fold
 from ..protocol import METHODS, method, special
 from ..subscripts import contains, set_item
 from ..tracer import answer, call, constant_source, guard, location, plain_python, unsupported

@@ -24,7 +24,8 @@ from ..effects import call_later
 from ..exceptions import user_errors
 from ..iterate import unpack
 from ..methods import call_method
-from ..operations import fold, truth
+from ..comparisons import truth
+from ..operations import fold
 from ..tensors import emit, is_pointwise, run_fake, to_arg, wrap_result
 from ..tracer import answer, guard, is_library, line_of, unsupported
 from ..values import (
