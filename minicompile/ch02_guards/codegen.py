@@ -155,7 +155,9 @@ def tuple_of_reads(reads) -> str:
 # %% [markdown]
 # ## The parts of a check
 #
-# First the state of the library, which a few tests settle. Then the stable guards: one call of their memo,
+# First the state of the library, which a few tests settle. Then what arguments themselves are, where these are numbers and the like:
+# versions of a function often differ in that, as those of a loop's body do behind a graph break, and a version that is not meant
+# should cost little. Then the stable guards: one call of their memo,
 # which takes the roots and answers what else is needed, parameters above all. Where it pays, a second memo
 # vouches for what is reached through lists and plain objects. Then the others one by one, in
 # the order of the trace, and last the metadata of tensors that nothing of this leads to, such as arguments, by
@@ -206,9 +208,9 @@ def memo_call(name: str, arguments: list[str], result: str) -> list[str]:
 
 
 # %% [markdown]
-# The guards fall into five groups. `stable` are guards that a memo can vouch for, because it can watch all that they look
-# at (`looks`), `further` those of the second memo, if there are enough of them. `world` is the state of the library. `loose`
-# are tensors' metadata that neither memo covers.
+# The guards fall into six groups. `stable` are guards that a memo can vouch for, because it can watch all that they look
+# at (`looks`), `further` those of the second memo, if there are enough of them. `world` is the state of the library. `plain` ask arguments
+# only (`asks_arguments`), and `loose` are tensors' metadata that neither memo covers.
 
 # %%
 @dataclass
@@ -217,6 +219,7 @@ class Groups:
     stable: list
     further: list
     world: list
+    plain: list
     loose: list
     others: list
     looks: dict
@@ -233,8 +236,16 @@ def group_guards(guards, scope: Scope, beyond: Scope) -> Groups:
     further, rest = parted(left, lambda guard: looks[id(guard)] is not None)
     if len(further) < ENOUGH:
         further, rest = [], left
+    plain, rest = parted(rest, asks_arguments)
     loose, others = parted(rest, lambda guard: guard.kind == "TENSOR_MATCH")
-    return Groups(stable, further, world, loose, others, looks)
+    return Groups(stable, further, world, plain, loose, others, looks)
+
+
+def asks_arguments(guard) -> bool:
+    """Whether the guard is about an argument's class or its value as a constant, or about sizes that are arguments."""
+    if guard.kind == "SIZE":
+        return all(type(source) is LocalSource for _, source in guard.expected[1])
+    return type(guard.source) is LocalSource and guard.kind in ("TYPE_MATCH", "CONSTANT_MATCH")
 
 
 def parted(guards, belongs) -> tuple[list, list]:
@@ -275,7 +286,7 @@ def check_text(guards, inputs, written) -> CheckText:
         return roots
 
     states, further_lines = Emitter(prefix="__s"), []
-    for guard in groups.world:
+    for guard in (*groups.world, *groups.plain):
         states.check(guard)
     result.inputs, rest = twice(write_rest, memos=memos)
     if groups.loose:

@@ -55,7 +55,9 @@ from .torch_guards import PLAIN_TYPES
 
 try:
     from . import unchanged
-except ImportError:                          # built without CPython's headers: every check is a full one
+    if getattr(unchanged, "INTERFACE", 1) != 2:
+        raise ImportError("the extension was built from other sources")
+except ImportError:                          # no extension, or an old one: every check is a full one
     unchanged = None
 
     class Memo:
@@ -313,12 +315,15 @@ def make_memo(scope: Scope, roots, looks, outputs):
     things = [(ALL if source in whole else kind, number(source), tuple(k)) for (kind, source), k in keys.items()]
     same, tensors, bare = ([number(source) for fact, source in dict.fromkeys(looks) if fact == what]
                            for what in (SAME, TENSOR, BARE))
+    fixed = {number(at) for what, at in looks if what in (SAME, HELD)}
+    fixed |= {number(at) for (kind, at), k in keys.items() if k and kind == OBJECT or kind not in (OBJECT, TUPLE, LIST)}
+    movable = {number(at) for at in (*(at for _, at in looks), *outputs) if at not in plan.arguments} - fixed
     for target, at in zip(watched, itertools.count(len(plan.arguments))):
         parts, place_of_part = watch_thing(target, at, watch + sum(len(k) for *_, k in things))
         things += parts
         same += place_of_part
     return Memo(len(plan.arguments), tuple(map(weakref.ref, watched)), tuple(things), tuple(same), tuple(tensors),
-                tuple(map(number, outputs)), tuple(bare))
+                tuple(map(number, outputs)), tuple(bare), tuple(movable))
 
 
 def watch_thing(target, at: int, first: int) -> tuple[list, list]:
@@ -342,6 +347,9 @@ def watch_thing(target, at: int, first: int) -> tuple[list, list]:
 # places in that dictionary is compared, a lookup each, and if it is the same, the new number is learned.
 # (`model.train()` writes to all modules, once; and so does, on CPython 3.12, whoever *watches* a dictionary,
 # as torch.compile does: the number holds a bit for each watcher.)
+#
+# Where such a dictionary holds another object than before, of which guards know only what is compared anyway (the class, a length, the
+# metadata of a tensor), that object will do: a model that begins each call with `self.losses = []` gives another list each time.
 #
 # The written attribute itself has no place in a memo, if the function reads it: its value is new each time.
 # Such **varying** attributes are numbers that became inputs of the graph, what the function only hands on, and what it writes itself.

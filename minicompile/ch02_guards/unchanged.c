@@ -32,6 +32,9 @@
  *     a tensor is compared again, so another that agrees will do. Where they know the object itself (a function, a number)
  *     the place is `same`: a weak reference tells the object from later ones, and what takes none, such as a number, is
  *     kept alive.
+ *
+ * At a place that is `movable` another address will do, too: for a list of losses or a tensor that each call makes anew, all
+ * that guards know is compared anyway.
  */
 #define PY_SSIZE_T_CLEAN
 #if defined(__GNUC__)
@@ -289,10 +292,40 @@ static inline int is_kept(PyObject *value, PyObject *keeper)
     return keeper == NULL || keeper == value || (PyWeakref_CheckRef(keeper) && PyWeakref_GET_OBJECT(keeper) == value);
 }
 
+/* ---- the memo --------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc call;
+    PyObject *spec, *references; /* the arguments of the constructor, which keep the names of keys; to classes, functions */
+    int arguments, places, things, tensors, bares, outputs, sames, movables; /* how many */
+    Plan *plan;
+    Key *key;                    /* of each place */
+    int *tensor, *bare, *output, *same, *movable; /* places; bare: of tensors without a gradient */
+    Py_ssize_t hits, records;
+    Variant *variants; /* most recently used first */
+} Memo;
+
+/* Another value lies at this place. If it may, the rest of the proof is about that one. */
+static int has_moved(const Memo *self, Variant *v, int place, PyObject *value)
+{
+    int may = 0;
+    for (int i = 0; value != NULL && i < self->movables; i++)
+        may |= self->movable[i] == place;
+    if (may)
+        v->held[place] = value;
+    for (int i = 0; may && i < self->things; i++)
+        if (self->plan[i].place == place)
+            v->thing[i].object = value;
+    return may;
+}
+
 /* compared: whether some places were, in this proof. Before that every tuple but an argument is known to be the tuple that it
  * was: a dict holds it that has its number. */
-static inline int is_unchanged(const Plan *plan, const Key *key, const Variant *v, const Thing *thing, int arguments, int *compared)
+static inline int is_unchanged(const Memo *self, Variant *v, int number, int *compared)
 {
+    const Plan *plan = &self->plan[number];
+    const Thing *thing = &v->thing[number];
     PyObject *object = thing->object, *from = object;
     uint64_t version = thing->version;
     if (Py_TYPE(object) != thing->type || thing->type->tp_version_tag != thing->type_version)
@@ -300,7 +333,7 @@ static inline int is_unchanged(const Plan *plan, const Key *key, const Variant *
     if (thing->kind == CLASS)
         return ((PyTypeObject *)object)->tp_version_tag == version;
     if (thing->kind == TUPLE) {
-        int known = !*compared && plan->place >= arguments;
+        int known = !*compared && plan->place >= self->arguments;
         if (known || (uint64_t)Py_SIZE(object) != version)
             return known;
     } else if (thing->kind == LIST) {
@@ -317,26 +350,12 @@ static inline int is_unchanged(const Plan *plan, const Key *key, const Variant *
             return 0;
     }
     for (int i = plan->first; i < plan->end; i++) {
-        PyObject *value = look(thing->kind, from, &key[i]);
-        if (value != v->held[i] || !is_kept(value, v->keeper[i]))
+        PyObject *value = look(thing->kind, from, &self->key[i]);
+        if (value != v->held[i] ? !has_moved(self, v, i, value) : !is_kept(value, v->keeper[i]))
             return 0;
     }
     return *compared = 1;
 }
-
-/* ---- the memo --------------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    PyObject_HEAD
-    vectorcallfunc call;
-    PyObject *spec, *references; /* the arguments of the constructor, which keep the names of keys; to classes, functions */
-    int arguments, places, things, tensors, bares, outputs, sames; /* how many */
-    Plan *plan;
-    Key *key;                    /* of each place */
-    int *tensor, *bare, *output, *same; /* places; bare: of tensors without a gradient */
-    Py_ssize_t hits, records;
-    Variant *variants; /* most recently used first */
-} Memo;
 
 static void free_variants(const Memo *self, Variant *v)
 {
@@ -364,14 +383,14 @@ static inline int same_roots(const Memo *self, const Variant *v, PyObject *const
 }
 
 /* New numbers are learned when the whole proof has succeeded: what lies in a dict that has its number is not compared any more. */
-static int holds(const Memo *self, const Variant *v, PyObject *const *args)
+static int holds(const Memo *self, Variant *v, PyObject *const *args)
 {
     int compared = 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->references); i++)
         if (PyWeakref_GET_OBJECT(PyTuple_GET_ITEM(self->references, i)) != v->held[self->arguments + i])
             return 0;
     for (int i = 0; i < self->things; i++)
-        if (!is_unchanged(&self->plan[i], self->key, v, &v->thing[i], self->arguments, &compared))
+        if (!is_unchanged(self, v, i, &compared))
             return 0;
     for (int i = 0; i < self->tensors; i++) {
         int at = self->tensor[i];
@@ -484,6 +503,7 @@ static void memo_free(PyObject *object)
     PyMem_Free(self->bare);
     PyMem_Free(self->output);
     PyMem_Free(self->same);
+    PyMem_Free(self->movable);
     Py_XDECREF(self->spec);
     Py_TYPE(self)->tp_free(self);
 }
@@ -530,10 +550,11 @@ static int plan_places(const Memo *self, PyObject *numbers, int least, int **pla
 
 static PyObject *memo_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
-    PyObject *references, *things, *same, *tensors, *outputs, *bare = NULL;
+    PyObject *references, *things, *same, *tensors, *outputs, *bare = NULL, *movable = NULL;
     int arguments, good = 1;
-    if (!PyArg_ParseTuple(args, "iO!O!O!O!O!|O!", &arguments, &PyTuple_Type, &references, &PyTuple_Type, &things,
-                          &PyTuple_Type, &same, &PyTuple_Type, &tensors, &PyTuple_Type, &outputs, &PyTuple_Type, &bare))
+    if (!PyArg_ParseTuple(args, "iO!O!O!O!O!|O!O!", &arguments, &PyTuple_Type, &references, &PyTuple_Type, &things,
+                          &PyTuple_Type, &same, &PyTuple_Type, &tensors, &PyTuple_Type, &outputs, &PyTuple_Type, &bare,
+                          &PyTuple_Type, &movable))
         return NULL;
     Memo *self = (Memo *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -550,7 +571,8 @@ static PyObject *memo_new(PyTypeObject *type, PyObject *args, PyObject *names)
     if (good && plan_places(self, same, arguments, &self->same, &self->sames) &&
         plan_places(self, tensors, 0, &self->tensor, &self->tensors) &&
         plan_places(self, outputs, arguments, &self->output, &self->outputs) &&
-        (bare == NULL || plan_places(self, bare, 0, &self->bare, &self->bares)))
+        (bare == NULL || plan_places(self, bare, 0, &self->bare, &self->bares)) &&
+        (movable == NULL || plan_places(self, movable, arguments, &self->movable, &self->movables)))
         return (PyObject *)self;
     if (!PyErr_Occurred())
         PyErr_SetString(PyExc_ValueError, "no such place");
@@ -930,7 +952,7 @@ PyMODINIT_FUNC PyInit_unchanged(void)
     if (PyType_Ready(&memo_type) < 0 || PyType_Ready(&spans_type) < 0)
         return NULL;
     PyObject *m = PyModule_Create(&module);
-    if (m == NULL || PyModule_AddObjectRef(m, "Memo", (PyObject *)&memo_type) < 0 ||
+    if (m == NULL || PyModule_AddIntConstant(m, "INTERFACE", 2) < 0 || PyModule_AddObjectRef(m, "Memo", (PyObject *)&memo_type) < 0 ||
         PyModule_AddObjectRef(m, "Spans", (PyObject *)&spans_type) < 0)
         return NULL;
     return m;

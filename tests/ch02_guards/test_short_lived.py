@@ -169,6 +169,29 @@ def test_a_tuple_that_was_told_apart_stays_so():
 
 
 @needs_memo
+def test_what_may_move_is_compared_where_it_lies_now():
+    """A list, a tuple and a tensor that are made anew, of which a memo knows what it compares."""
+    things = (stable.OBJECT, 0, ("losses", "pair", "state")), (stable.LIST, 1, ()), (stable.TUPLE, 2, (0,)), (stable.OBJECT, 4, ())
+    memo, thing = stable.Memo(1, (), things, (), (3,), (3,), (), (1, 2, 3, 4)), Thing()
+
+    def write(losses=2, shape=(3,), part=0.5, pair=tuple):
+        thing.losses, thing.pair, thing.state = [0] * losses, pair([part]), torch.ones(shape)
+    write()
+    assert memo.record(thing)
+    for _ in range(20):
+        write()
+        assert memo(thing)[0] is thing.state and memo(thing)[0] is thing.state
+        for other in (dict(losses=3), dict(shape=(4,)), dict(part=1), dict(pair=list)):
+            write(**other)
+            assert memo(thing) is None and memo(thing) is None
+            if "losses" in other:
+                thing.losses = [0, 0]
+                assert memo(thing)[0] is thing.state
+    del thing.state
+    assert memo(thing) is None
+
+
+@needs_memo
 def test_lists_are_compared_item_by_item():
     things = ((stable.LIST, 0, (0, 2)), (stable.OBJECT, 1, ("k",)))
     memo, items = stable.Memo(1, (), things, (3,), (), (3,)), [Thing(), 0, Thing()]
@@ -310,7 +333,7 @@ def test_a_finaliser_in_a_proof():
 @pytest.mark.parametrize("plan", [
     (1, (), ((0, 1, ("a",)),), (), (), ()), (1, (), ((0, -1, ("a",)),), (), (), ()), (1, (), ((0, 0, (1,)),), (), (), ()),
     (1, (), ((3, 0, ("a",)),), (), (), ()), (1, (), ((4, 0, (3,)),), (), (), ()), (1, (), (), (), (1,), ()), (1, (), (), (), (), (0,)),
-    (1, (), (), (0,), (), ()), (0, ("no reference",), (), (), (), ())])
+    (1, (), (), (0,), (), ()), (1, (), (), (), (), (), (), (1,)), (0, ("no reference",), (), (), (), ())])
 def test_a_plan_that_reads_what_was_not_proved_is_refused(plan):
     with pytest.raises((ValueError, TypeError)):
         stable.Memo(*plan)

@@ -833,6 +833,34 @@ def test_objects_that_are_written_to_need_no_full_checks(monkeypatch):
     assert len(checks) < 10 and m.calls == 60
 
 
+class Collecting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x):
+        self.sums = []
+        for i, layer in enumerate(self.layers):
+            x = layer(x) + (x.flip(0) if i % 2 else x)
+            self.sums.append(x.sum().item())
+        return x
+
+
+@pytest.mark.skipif(stable.unchanged is None, reason="the C extension is not built")
+def test_a_loop_with_breaks_needs_no_full_checks(monkeypatch):
+    """The first piece makes a list, of which the others know the class, and the versions of the loop's body differ by a number."""
+    checks, refresh = [], codegen.refresh
+    monkeypatch.setattr(codegen, "refresh", lambda *args: checks.append(args[0]) or refresh(*args))
+    m, x, sums = Collecting(), double(torch.float32), []
+    twin, compiled = copy.deepcopy(m), minicompile.compile(m, backend="eager")
+    for i in range(30):
+        if i == 15:
+            checks.clear()
+        torch.testing.assert_close(compiled(x), twin(x))
+        sums += [m.sums, twin.sums]
+    assert sums[::2] == sums[1::2] and not checks
+
+
 def test_values_that_replace_others_in_a_written_object():
     """A value that died and another at its address: numbers, modules, containers, functions, tuples."""
     def f(s, x):
