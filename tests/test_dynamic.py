@@ -641,7 +641,8 @@ def test_a_roll_of_everything():
 @pytest.mark.parametrize("f", [
     lambda a: torch.logaddexp(a[:1, :1], a.t()), lambda a: torch.heaviside(a[:1, :1], a.t()), lambda a: a[:1, :1] // a.t(),
     lambda a: a.t()[torch.tensor([0, 2, 1])], lambda a: a.t()[:, torch.tensor([0, 2, 1])], lambda a: a.t()[None, torch.tensor([1, 0])],
-], ids=["logaddexp", "heaviside", "floor_divide", "index", "index of dim 1", "index after None"])
+    lambda a: F.interpolate(a.T[:, None].mT, scale_factor=1.3), lambda a: F.interpolate(a[None].mT, scale_factor=2, mode="nearest-exact"),
+], ids=["logaddexp", "heaviside", "floor_divide", "index", "index of dim 1", "index after None", "nearest", "nearest-exact"])
 @pytest.mark.parametrize("backend", ["decomposed", "cpp"])
 def test_results_of_varying_size_lie_in_memory_as_in_eager(f, backend):
     """Meta kernels written in Python give other strides; with symbols, too."""

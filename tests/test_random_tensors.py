@@ -154,6 +154,29 @@ def test_whether_numbers_that_differ_by_rounding_are_equal_is_not_compared():
         assert any(found) == seen, found
 
 
+LEFT_OPEN = {                       # input, function, another right answer, a wrong one
+    "a gradient of NaN between limits": ("torch.full((3,), float('nan'))", "torch.ops.aten.hardtanh_backward(x * 0 + 1, x, -1, 1).isnan()",
+                                         "out ^ True", "out[:2]"),
+    "the same of several at once": ("torch.linspace(float('nan'), 1.0, 64)", "torch.ops.aten.hardshrink_backward(x.isnan() * 2.0, x, 0.5)",
+                                    "out + 2", "out + 1j"),
+    "a cast of what is too large": ("torch.tensor([1e8, 2.0])", "(h := x.half()) - h + x.isfinite()", "out.nan_to_num(1.0)", "out + 1"),
+    "a sum of what cancels": ("(y := torch.linspace(0.1, 3, 37), torch.cat([y, -y.roll(5)]))[1]", "x.sum() == 0", "out ^ True", "out * 1"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OPEN)
+def test_what_kernels_leave_open_is_not_compared(name):
+    given, entry, right, wrong = LEFT_OPEN[name]
+    code = compile(f"import torch\ndef drive(compile_, call):\n    call(compile_(entry), {given})\n"
+                   f"def entry(x):\n    return {entry}", "<planted>", "exec")
+    plain = compare.execute(code, lambda f: f, words=False)
+    others = [compare.execute(code, lambda f: f, words=False, around=lambda: compare.Noise(seed)) for seed in range(40)]
+    for change, seen in ((right, False), (wrong, True)):
+        other = compare.execute(code, lambda f: lambda x: eval(change, {"out": f(x), "torch": torch}), words=False)
+        found = [compare.difference(a, b, "", [o[i] for o in others]) for i, (a, b) in enumerate(zip(plain, other))]
+        assert any(found) == seen, found
+
+
 def test_running_statistics_are_compared():
     code = compile("import torch\ndef drive(compile_, call):\n    x = torch.linspace(-1, 2, 12).view(4, 3)\n"
                    "    call(compile_(entry), x, torch.zeros(3), torch.ones(3))\n"

@@ -129,6 +129,11 @@ def test_in_training(rung):
 SIZES = {
     "put": lambda x, i: x.put_(i, x), "index_select": lambda x, i: x.index_select(0, i[None]), "empty maximum": lambda x, i: x[:0].max(),
     "masked_scatter": lambda x, i: x.masked_scatter_(i > 0, x), "index_put": lambda x, i: x.index_put_((i,), torch.ones(len(x) + 2)),
+    "bernoulli_": lambda x, i: x.bernoulli_(3.0), "bernoulli": lambda x, i: torch.bernoulli(x, -0.5),
+    "uniform_": lambda x, i: x.uniform_(2, 1), "random_": lambda x, i: x.random_(3, 2),
+    "randint": lambda x, i: torch.randint(len(x) - 9, (3,)), "bytes": lambda x, i: torch.randint(0, 300, (3,), dtype=torch.uint8),
+    "randint_like": lambda x, i: torch.randint_like(i, 3, 2), "multinomial": lambda x, i: torch.multinomial(x.abs(), 4),
+    "of ints": lambda x, i: (i + 1).uniform_(),
     "conv1d": lambda x, i: F.conv1d(x.reshape(1, -1, 3), torch.ones(2, 4, 1)), "conv_transpose1d": lambda x, i: F.conv_transpose1d(
         x.reshape(1, -1, 3), torch.ones(4, 2, 1), output_padding=len(x) - 4)}
 

@@ -10,9 +10,13 @@
 # others than that in C++: on a GPU the parts of `interpolate` are cast to float32, and the arithmetic that computes it in
 # Python is not. So the version in C++ is watched first, on fakes that have the sizes at hand. What it does nothing with but
 # cast it is cast here.
+#
+# Two versions in Python give something else than those in C++: that of a recurrent network forgets the dropout between layers
+# (`rules/recurrent.py`), and that of the nearest neighbours along one dim leaves them in the order of the operand, not row by row.
 
 # %%
 import torch
+import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 from .corrections import outside
@@ -59,6 +63,13 @@ def _with_numbers(x):
     return FakeTensor(torch.empty_strided(sizes, strides, dtype=x.dtype, device="meta"), x.device)
 
 
+def by_python(function, *args, **kwargs):
+    if function in RECURRENT:
+        return layer_by_layer(function, *args)
+    out = function(*args, **kwargs)
+    return out.contiguous() if function is F.interpolate and out.dim() == 3 else out
+
+
 def with_symbols(function, *args, **kwargs):
     """function(*args, **kwargs), where sizes of fakes may be symbolic."""
     try:
@@ -69,7 +80,7 @@ def with_symbols(function, *args, **kwargs):
     args, kwargs = cast_as_autocast(function, args, kwargs)
     try:
         with torch._C._EnablePythonDispatcher():
-            return layer_by_layer(function, *args) if function in RECURRENT else function(*args, **kwargs)
+            return by_python(function, *args, **kwargs)
     except RuntimeError as error:
         if not needs_numbers(error):
             raise

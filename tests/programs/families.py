@@ -377,7 +377,8 @@ CURVES = ["torch.sin", "lambda a: a * a", "lambda a: a ** 3", "lambda a: a.sigmo
           "lambda a: a.sort(-1).values ** 2",
           "lambda a: F.softplus(a)", "lambda a: torch.atan2(a, a * a + 1)", "lambda a: a.logsumexp(-1)",
           "lambda a: (a * a.flip(-1)).cumprod(-1)",
-          "lambda a: a.index_select(0, torch.tensor([0, 0], device=DEVICE)) ** 2", "lambda a: a.abs().sqrt()", "lambda a: a.prod(-1)",
+          "lambda a: a.index_select(0, torch.tensor([0, 0], device=DEVICE)) ** 2", "lambda a: a.abs().sqrt()",
+          "lambda a: (a.abs() + 0.5).prod(-1)",      # under `Noise` a product is differentiated by another formula
           "lambda a: F.conv1d(a[:, None], a[:1, None, :2]) if a.dim() == 2 else a * a", "lambda a: a.clone().mul_(a)",
           "lambda a: a[1:] / a[:-1]"]
 

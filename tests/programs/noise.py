@@ -26,7 +26,10 @@ _index_put_impl_ gt ge lt le eq ne nextafter _reshape_copy channel_shuffle nativ
 """.split())
 ACCUMULATES = {"index_put": "accumulate", "index_put_": "accumulate", "_index_put_impl_": "accumulate"}
 BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}      # they write to the arguments 3 and 4; no schema says so
+SUMS = {torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.default, torch.ops.aten.mean.dim}
 UNITS = 2.0
+# Kernels that compare a number with two limits; of NaN they make zero where they take several numbers at once, and the gradient elsewhere
+BETWEEN = {"hardtanh_backward", "hardshrink_backward", "softshrink_backward", "logit_backward"}
 HALF = torch.float16, torch.bfloat16
 
 
@@ -59,7 +62,7 @@ class Noise(TorchDispatchMode):
         eps = max(torch.finfo(d).eps for d in (t.dtype, dtype or t.dtype))
         if self.seed % 4 == 3:                                  # to fewer bits: what differs by rounding only may be equal, too
             mantissa, exponent = t.double().frexp()
-            steps, shift = mantissa / (UNITS * eps), self.seed / 40
+            steps, shift = mantissa / (UNITS * eps), self.seed // 4 / 10     # at first none: a number and its negative
             t.copy_(torch.where(t.isfinite() & (t != 0), ((steps + shift).round() - shift).mul(UNITS * eps).ldexp(exponent), t.double()))
             return
         factor = torch.where(t == 0, u.sign(), 1 + u * (UNITS * eps))     # a zero may have the other sign, and so may what is no number
@@ -111,7 +114,9 @@ class Noise(TorchDispatchMode):
         results = out if isinstance(out, (tuple, list)) else [out]
         for t, spec in zip(results, schema.returns * (len(results) if len(schema.returns) == 1 else 1)):
             if isinstance(t, torch.Tensor) and spec.alias_info is None:
-                if self.seed % 2 and t.dtype is torch.float16 and torch.Tag.pointwise in func.tags:
+                if name in BETWEEN:
+                    t.copy_(torch.where(args[1].isnan(), torch.zeros_like(t) if self.seed % 2 else args[0], t))
+                if self.seed % 2 and t.dtype is torch.float16 and (name == "_to_copy" or torch.Tag.pointwise in func.tags):
                     self.keep_finite_(t, args)
                 before = t.clone() if name == "_to_copy" else None
                 if name == "linspace" and t.numel():                # what is zero in the middle is rounding
@@ -135,6 +140,8 @@ class Noise(TorchDispatchMode):
         if func is torch.ops.aten.gelu.default and not kwargs:      # far below zero 1 + erf(x) is all rounding; of inf eager makes NaN
             x = args[0].float() if args[0].dtype in HALF else args[0]
             return (x * 0.5 * (1 + self.disturbed((x * 0.5 ** 0.5).erf()))).to(out.dtype)
+        if func in SUMS and self.seed % 4 == 3 and args[0].is_floating_point() and not kwargs.get("dtype"):
+            return func(args[0].double(), *args[1:], **kwargs).to(out.dtype)            # what cancels may do so without a rest
         if func is torch.ops.aten.var_mean.correction:              # of infinities eager makes NaN, or not, by where they stand
             return out[0], args[0].mean(args[1] if len(args) > 1 else None, keepdim=kwargs.get("keepdim", False))
         halves = any(isinstance(x, torch.Tensor) and x.dtype in HALF for x in leaves)

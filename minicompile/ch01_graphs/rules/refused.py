@@ -80,6 +80,35 @@ def check_exponent(func, x, exponent) -> None:
         torch.full((2,), exponent, dtype=dtype)
 
 
+# %% [markdown]
+# Operators that draw are not asked in general, since that would draw from the program's generator. Those below
+# take bounds or a probability, and their meta kernels take any. What is refused for numbers in tensors (negative weights), the
+# kernel says in the call, as of indices.
+
+# %%
+@REFUSALS.of(aten.bernoulli.p, aten.bernoulli_.float, *overloads(aten.uniform_, aten.random_, aten.randint, aten.randint_like))
+def check_drawn(func, *args, dtype=None, device=None, **kwargs) -> None:
+    """Bounds and a probability: the kernel is asked for two numbers, of a generator of its own."""
+    x = args[0] if isinstance(args[0], torch.Tensor) else None
+    numbers = [present(n) for n in args if isinstance(n, (int, float, torch.SymInt))]
+    with outside():
+        two, generator = torch.zeros(2, dtype=dtype or (torch.long if x is None else x.dtype)), torch.Generator()
+        try:
+            if "randint" in func._schema.name:
+                two.random_(*[0] * (len(numbers) == 1), *numbers, generator=generator)
+            else:
+                func(two, *numbers, generator=generator)
+        except NotImplementedError:                         # another device may know the dtype
+            if torch.device((x.device if device is None and x is not None else device) or "cpu").type == "cpu":
+                raise
+
+
+@REFUSALS.of(aten.multinomial.default)
+def check_samples(func, x, samples, replacement=False, **kwargs) -> None:
+    if x.dim() and not replacement and present(samples) > present(x.shape[-1]):
+        raise RuntimeError(f"{samples} samples without replacement are drawn from {x.shape[-1]}")
+
+
 @REFUSALS.of(aten.histc.default)
 def check_counted(func, x, *args, **kwargs) -> None:
     """A kernel on a GPU knows few dtypes; if nobody used the result, nobody would ask it."""
