@@ -349,7 +349,7 @@ def class_attribute(tx, obj, name):
     if found is MISSING or isinstance(cls, enum.EnumMeta) and (isinstance(found, enum.Enum) or hasattr(kind, "__get__")):
         return metaclass_attribute(tx, obj, name)
     if isinstance(found, (types.FunctionType, staticmethod, classmethod, property, *C_DESCRIPTORS)):
-        return bind_to_class(tx, obj, found)
+        return bind_to_class(tx, obj, found, cls, name)
     if getter := python_method(kind, "__get__"):
         return call(tx, wrap(tx, getter), [part_of_class(tx, cls, name, found), NONE, obj])
     library = kind is types.ClassMethodDescriptorType or is_library_class(cls)
@@ -361,7 +361,7 @@ def class_attribute(tx, obj, name):
 def class_fact(tx, obj, name):
     """What the object of a class itself holds, its name, its bases or its `__dict__`, of which a view shows what lies in it."""
     cls = obj.real
-    fixed = not cls.__flags__ & HEAP_TYPE or cls in tx.classes.made or is_library_class(cls)
+    fixed = not cls.__flags__ & HEAP_TYPE or cls in tx.classes.made
     source = None if fixed else obj.source or constant_source(tx, cls)
     if name != "__dict__":
         return wrap(tx, getattr(cls, name), part(AttrSource, source, name))
@@ -388,10 +388,14 @@ def part_of_class(tx, cls, name, found):
     return data_of_class(tx, cls, name, found, ClassAttrSource(constant_source(tx, cls), name))
 
 
-def bind_to_class(tx, obj, found):
+def bind_to_class(tx, obj, found, cls, name):
+    """What the class `obj` has in `found`, which a search from `cls` finds by this name."""
     if type(found) is classmethod:
         return MethodVal(func=wrap(tx, found.__func__), self=obj)
-    return wrap(tx, found.__func__ if type(found) is staticmethod else found)
+    value = wrap(tx, found.__func__ if type(found) is staticmethod else found)
+    if type(found) is property and value.source is None:             # `lookup` has guarded it, but not its text
+        value.source = ClassAttrSource(constant_source(tx, cls), name)
+    return value
 
 
 # %% [markdown]

@@ -279,6 +279,11 @@ def is_of_hooks(real, source) -> bool:
     return named and bool(real) and all(type(key) is int for key in real)
 
 
+def may_change(key) -> bool:
+    """Whether a key is an object in which the program may write."""
+    return type(key) not in CONSTANT_TYPES and not isinstance(key, (torch.Tensor, tuple, frozenset)) and not is_fixed(key)
+
+
 @BUILDERS.of(dict)
 def wrap_dict(tx, real, kind, source):
     if kind not in DICT_CLASSES:
@@ -297,7 +302,9 @@ def wrap_dict(tx, real, kind, source):
             at = ModuleAttrSource(owner, source.key, key)
         else:
             at = NthSource(source, "values", i) if value.of_hooks else part(DictGetSource, source, key_source(tx, key))
-        value.items[key_of_real(tx, key)] = Lazy(key, NthSource(source, "keys", i) if value.of_hooks else None), Lazy(item, at)
+        read = value.of_hooks or source is not None and type(real) in DICT_CLASSES and may_change(key)
+        from_key = NthSource(source, "keys", i) if read else None
+        value.items[key_of_real(tx, key, from_key)] = Lazy(key, from_key), Lazy(item, at)
     if kind is collections.defaultdict and real.default_factory is not None:
         value.factory = Lazy(real.default_factory, part(AttrSource, source, "default_factory"))
     return value
@@ -440,7 +447,7 @@ FIXED = (type, types.BuiltinFunctionType, types.ModuleType, torch.finfo, torch.i
 # dictionary. Constants are their own keys. Objects that hash by identity are keyed by it.
 
 # %%
-def key_of_real(tx, key):
+def key_of_real(tx, key, source=None):
     if type(key) in CONSTANT_TYPES or isinstance(key, (type, enum.Enum, types.FunctionType, types.BuiltinFunctionType)) and is_fixed(key):
         return key
     if type(key) is tuple:
@@ -448,7 +455,7 @@ def key_of_real(tx, key):
     if isinstance(key, torch.Tensor) or hashes_by_identity(type(key)):
         return ByIdentity(key, id(key))
     if python_method(type(key), "__hash__"):
-        return value_key(tx, wrap(tx, key))
+        return value_key(tx, wrap(tx, key, source))
     unsupported(tx, f"a dictionary key of type {type(key).__qualname__}")
 
 

@@ -3,6 +3,7 @@ import collections
 import contextlib
 import dataclasses
 import enum
+import fractions
 import functools
 import types
 
@@ -745,3 +746,44 @@ def test_a_key_is_the_one_that_is_there(make):
             got, = compiled(torch.ones(1), d)[1]
             there, = d
             assert got is there or got[0] is there[0]
+
+
+class Numbered:
+    """A key whose hash depends on an attribute."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __hash__(self):
+        return hash(self.number)
+
+    def __eq__(self, other):
+        return self.number == getattr(other, "number", other)
+
+
+def documented():
+    return type("Documented", (), {"field": property(lambda self: 1, doc="old")})
+
+
+@pytest.mark.parametrize("make, read, write", [
+    (documented, lambda s: s.field.__doc__, lambda s: setattr(s.field, "__doc__", "new")),
+    (lambda: fractions.Fraction(1, 3), lambda s: (s + 1, s.numerator, str(s)), lambda s: setattr(s, "_numerator", 7)),
+    (lambda: torch.nn.Identity(), lambda s: type(s).__name__, lambda s: setattr(torch.nn.Identity, "__name__", "Other")),
+    (lambda: {Numbered(1): 1}, lambda s: ([k.number for k in s], Numbered(1) in s), lambda s: setattr([*s][0], "number", 2)),
+    (lambda: {Config(): 1}, lambda s: [k.n for k in s], lambda s: setattr([*s][0], "n", 2)),
+], ids=["doc of a property", "fraction", "name of a class of torch", "hash of a key", "attribute of a key"])
+def test_facts_of_what_seems_fixed(make, read, write, monkeypatch):
+    monkeypatch.setattr(Config, "__hash__", object.__hash__)
+    things = make(), make()
+
+    def f(s, x):
+        return x + 1, read(s)
+    compiled = minicompile.compile(f, backend="eager")
+    for change in (False, False, True, False):
+        seen = []
+        for function, thing in zip((f, compiled), things):
+            if change:
+                write(thing)
+            seen.append(function(thing, torch.ones(2))[1])
+        torch.nn.Identity.__name__ = "Identity"
+        assert seen[0] == seen[1]

@@ -284,7 +284,7 @@ def super_attribute(tx, value, name):
         return BuiltinVal(name=name, call=lambda tx, args, kwargs: NONE if nothing and not (args or kwargs)
                           else unsupported(tx, f"{found.__objclass__.__name__}.{name}"))
     if on_class or name == "__new__":
-        return bind_to_class(tx, obj, found)
+        return bind_to_class(tx, obj, found, owner, name)
     if type(obj) is TupleVal and type(found) is FIELD:
         return realize(tx, obj.items[found.__reduce__()[1][0]])
     if isinstance(obj, (DictVal, ListVal, TupleVal)) and not isinstance(found, types.FunctionType):
