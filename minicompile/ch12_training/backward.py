@@ -46,6 +46,7 @@ from ..ch03_capture.values import NONE, AbstractValue, Const, ObjVal, TensorVal,
 from ..ch03_capture.wrap import wrap
 from ..ch05_autograd.joint import saved_by
 from ..errors import SkipFrame
+from .data import on_former
 from .hooks import (LATER_HOOKS, TENSOR_HOOKS, changed_at_point, changed_by_hooks, hooks_of, points_before, retain_grad, tell_hooks,
                     until_points)
 from .slots import autograd, gradient_of, guard_apart, set_gradient
@@ -251,6 +252,8 @@ class Walk:
 def one_pass(walk: Walk, outputs: list, wanted: list, tangents: AbstractValue, stops: list, nodes) -> None:
     """Emit the node of a pass from `outputs`, which comes to `nodes` of the autograd graph."""
     tx = walk.tx
+    if on_former(tx, nodes) is not None:
+        unsupported(tx, "backward() through a tensor whose attribute data was set since")
     saving = {node for node in on_the_way(nodes, wanted) if any(isinstance(t, torch.Tensor) for t in saved_by(node))}
     if walk.several and not saving.isdisjoint(autograd(tx).consumed):
         unsupported(tx, "backward() through a graph a second time")
@@ -514,7 +517,7 @@ def requires_grad_(tx, self, requires_grad=Const(value=True)):
     elif self.fake._version != self.version and any(v.fake._base is self.fake for v in tx.tensors.of_fake.values()):
         # Autograd gives a view a history that is older than the last write. Behind a break it would be a new view
         raise SkipFrame("Tensor.requires_grad_() of an input that the graph has written to, and has views of", location(tx))
-    elif self.node.users or self.real._is_view() or self.source is None:
+    elif self.node.users or self.node.op != "placeholder" or self.real._is_view() or self.source is None:
         unsupported(tx, "Tensor.requires_grad_() of an input that the graph has used, or of a view")
     else:
         autograd(tx).flags[self] = requires_grad.value

@@ -20,6 +20,7 @@ from ..ch03_capture.tensors import TENSOR_ATTRIBUTES, finish_node
 from ..ch03_capture.tracer import Tracer, call, guard, notes_of, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, Const, MethodName, TensorVal, const
 from ..ch03_capture.wrap import wrap
+from ..tables import Table
 
 
 @dataclass(eq=False)
@@ -64,14 +65,24 @@ def set_gradient(tx: Tracer, leaf: TensorVal, gradient: AbstractValue):
     autograd(tx).gradients[leaf] = gradient
 
 
+SETTERS = Table()            # name -> function(tx, tensor, value or None)
+
+
 @SETATTR.of(TensorVal)
 def set_tensor_attribute(tx, tensor, name, value):
-    if name == "grad":
-        set_gradient(tx, tensor, NONE if value is None else value)
-    elif name == "requires_grad" and type(value) is Const and tensor.is_leaf:
-        call(tx, MethodName(self=tensor, name="requires_grad_"), [value])
-    else:
+    return SETTERS[name](tx, tensor, value) if name in SETTERS else NotImplemented
+
+
+@SETTERS.of("grad")
+def set_grad(tx, tensor, value):
+    set_gradient(tx, tensor, NONE if value is None else value)
+
+
+@SETTERS.of("requires_grad")
+def set_requires_grad(tx, tensor, value):
+    if type(value) is not Const or not tensor.is_leaf:
         return NotImplemented
+    call(tx, MethodName(self=tensor, name="requires_grad_"), [value])
 
 
 TENSOR_ATTRIBUTES.update({

@@ -95,7 +95,7 @@ place_method("storage_offset", guard_place)
 
 @method(TensorVal, "is_shared")
 def is_shared(tx, self):
-    if self.real is None:
+    if self.real is None or self.node.op != "placeholder":
         return call_tensor_method(tx, self, "is_shared", [], {})
     guard(tx, part(CallSource, self.source, "is_shared"), "CONSTANT_MATCH", self.real.is_shared())
     return const(self.real.is_shared())
