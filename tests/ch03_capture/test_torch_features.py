@@ -438,12 +438,33 @@ def checkpoint_no_grad_input_reentrant():
     return Checkpointed(True), (rand(3, 4, grad=False),)
 
 
-@feature(graphs=None)
+@feature
 def checkpoint_in_sequence():
     m = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
 
     def f(x):
         return checkpoint_sequential(m, 2, x, use_reentrant=False)
+    return f, (rand(3, 4),)
+
+
+@feature
+def checkpoint_in_sequence_reentrant():
+    m = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4), nn.Tanh())
+
+    def f(x):
+        return checkpoint_sequential(m, 3, x, use_reentrant=True)
+    return f, (rand(3, 4),)
+
+
+@feature(graphs=None)
+def quantization_of_channels_observed_for_the_first_time():
+    from torch.ao.quantization import FusedMovingAvgObsFakeQuantize, MovingAveragePerChannelMinMaxObserver
+    quantized = FusedMovingAvgObsFakeQuantize(observer=MovingAveragePerChannelMinMaxObserver, quant_min=-128, quant_max=127,
+                                              dtype=torch.qint8, qscheme=torch.per_channel_symmetric)
+    m = nn.Linear(4, 5)
+
+    def f(x):
+        return torch.relu(x @ quantized(m.weight).T), quantized.scale.clone()
     return f, (rand(3, 4),)
 
 

@@ -137,6 +137,14 @@ def refuse_quantized(func, *args, **kwargs) -> None:
     raise Unsupported(f"{func} gives a quantized tensor")              # its meta kernel, a plain one
 
 
+@REFUSALS.of(aten._fused_moving_avg_obs_fq_helper.default)
+def check_observed(func, x, observing, quantizing, *args) -> None:
+    """What has been observed of each channel is empty before the first call, and gets its size there."""
+    kept, (axis, by_channel) = args[:4], (*args[7:], False)[:2]
+    if by_channel and any(present(t.numel()) != present(x.shape[axis]) for t in kept):
+        raise Unsupported(f"{func} changes the size of what it has observed of the channels")
+
+
 @REFUSALS.of(aten.nll_loss2d_forward.default)
 def check_deterministic(func, x, *args, **kwargs) -> None:
     """The loops of a compiled loss would be, and eager's kernel for a GPU says that it is not."""

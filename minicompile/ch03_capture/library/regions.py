@@ -30,12 +30,13 @@ from torch.utils import checkpoint as checkpoints
 from ...ch01_graphs.fake import storage_key
 from ...ch01_graphs.graph import Graph, graph_module
 from ..attributes import get_attribute, store_attribute
-from ..calls import HANDLED, handles
+from ..calls import HANDLED, handles, inline_code
 from .contexts import set_grad
 from ..effects import effect_free
 from ..tensors import emit, run_fake, to_arg
 from ..tracer import Tracer, call, unsupported
 from ..values import NONE, ObjVal, TensorVal, TupleVal, AbstractValue, const, describe
+from ..wrap import wrap
 
 # %% [markdown]
 # ## The context object
@@ -303,3 +304,9 @@ def checkpoint(tx: Tracer, function, *args, use_reentrant=NONE, preserve_rng_sta
                          for o in outputs):
         unsupported(tx, "a reentrant checkpoint with an output that needs no gradient")
     return result
+
+
+@handles(checkpoints.checkpoint_sequential)
+def checkpoint_sequential(tx: Tracer, *args, **kwargs):
+    """A loop over checkpoints, in a module that is not entered otherwise."""
+    return inline_code(tx, wrap(tx, checkpoints.checkpoint_sequential), args, kwargs)
