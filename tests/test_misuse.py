@@ -96,6 +96,7 @@ def test_wrong_use_in_a_script_names_its_line(tmp_path):
 
 @pytest.mark.parametrize("variables", [{"CXX": "/nonexistent"}, {"PATH": ""}], ids=["CXX", "PATH"])
 def test_no_cpp_compiler(variables, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     texts = warned(check)

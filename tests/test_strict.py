@@ -580,12 +580,18 @@ def tools():
         zeros = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
         return torch.func.functional_call(net, zeros, (x,)), net(x)
 
+    def parallel(f, net, x):
+        """On a machine with GPUs it takes the module to one of them."""
+        out = torch.nn.DataParallel(net)(x).cpu()
+        net.cpu()
+        return out
+
     return {"flops": flops, "fake": fake, "dual": dual, "saved": saved, "functional": functional,
             "vmap": lambda f, net, x: torch.vmap(f)(x), "grad": lambda f, net, x: torch.func.grad(lambda y: f(y).sum())(x),
             "jvp": lambda f, net, x: torch.func.jvp(f, (x,), (x,)), "jacrev": lambda f, net, x: torch.func.jacrev(f)(x),
             "hessian": lambda f, net, x: torch.func.hessian(lambda y: f(y).sum())(x),
             "jacobian": lambda f, net, x: torch.autograd.functional.jacobian(f, x), "deepcopy": lambda f, net, x: copy.deepcopy(net)(x),
-            "parallel": lambda f, net, x: torch.nn.DataParallel(net)(x), "gradcheck": lambda f, net, x: torch.autograd.gradcheck(
+            "parallel": parallel, "gradcheck": lambda f, net, x: torch.autograd.gradcheck(
                 f, (x.double().requires_grad_(),)), "fx": lambda f, net, x: torch.fx.symbolic_trace(f)(x)}
 
 

@@ -121,6 +121,8 @@ def test_captured_graph(name):
 
 @pytest.mark.parametrize("name", rows(ALL))
 def test_differentiated_graph(name):
+    if name == "mixtral" and torch.__version__.startswith("2.11"):
+        pytest.skip("without grouped products on the CPU, the derivative of transformers' own looks into its offsets")
     check_training(name, "aot_eager")
 
 

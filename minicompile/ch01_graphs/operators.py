@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import Unsupported
 from .corrections import true_form
-from .fake import FakeTensor
+from .fake import FakeTensor, storage_key
 from .refusals import REFUSALS, check_devices, check_with_kernel
 from .rules.operators import DATA_DEPENDENT, FIRST_DECIDES, FLOATS_ARE_DATA, FUSED, LIKE_THE_FIRST, NUMBERS_AT, RESHAPING, WITHOUT_META
 from .shapes import NUMBERS, answer_in_numbers
@@ -131,7 +131,7 @@ def settle_floats(func, args, kwargs):
 # arguments, and every fake is replaced by its meta tensor. `run_meta` runs the meta kernel and corrects its answer
 # where it is known to be wrong (`corrections.py`); each `except` names a way in which a meta kernel can fail to
 # answer. At the end come the operators that write. Their schema says which arguments they write to, and the fakes
-# of those are returned as they are; all other results get new fakes.
+# of those are returned as they are; all other results get new fakes, in memory of their own unless the schema says otherwise.
 
 # %%
 
@@ -157,15 +157,28 @@ def run_on_fakes(func, args, kwargs):
         meta_kwargs = {**meta_kwargs, "pin_memory": None}
     out = run_meta(func, meta_args, meta_kwargs, flat, device)
     written = _written(func, args)
+    apart = () if returns_operands(func, device.type) else {storage_key(x) for x in tensors if isinstance(x, FakeTensor)}
 
     def wrap(x):
         if not isinstance(x, torch.Tensor):
             return x
         if x.layout is not torch.strided:
             raise Unsupported(f"{func} gives a tensor of layout {x.layout}")
-        return written[id(x)] if id(x) in written else FakeTensor(with_small_sizes(x), device)
+        if id(x) in written:
+            return written[id(x)]
+        own = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if apart and storage_key(x) in apart else x
+        return FakeTensor(with_small_sizes(own), device)
 
     return pytree.tree_map(wrap, out)
+
+
+@functools.cache
+def returns_operands(func, device: str) -> bool:
+    """Whether a result may lie in the memory of an operand. A meta kernel, or a fake of a user's, that returns its operand where nothing
+    was to be done says so of kernels that copy it. The views that autograd is not told of have no mark, and on a GPU a shuffle of one
+    group returns what it got."""
+    unmarked = func is aten.lift.default or "unsafe_" in func.name() or func is aten.channel_shuffle.default and device != "cpu"
+    return unmarked or any(r.alias_info is not None for r in func._schema.returns)
 
 
 def with_small_sizes(meta: torch.Tensor) -> torch.Tensor:

@@ -470,7 +470,8 @@ def value_of(source, namespace: dict, known: dict):
         base, template = source.parts()
         if base is not None:
             namespace["__base"] = value_of(base, namespace, known)
-        known[source] = eval(expression(template.replace("{}", "__base", 1)), namespace)
+            template = template.replace("{}", "__base", 1)
+        known[source] = eval(expression(template), namespace)
     return known[source]
 
 

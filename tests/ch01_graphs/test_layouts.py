@@ -228,6 +228,8 @@ x.view(torch.int32) | x.view(torch.int16) | x.chunk(2, d) | x.tensor_split(2, d)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("text", [text.strip() for line in ALONG.split("\n") for text in line.split("|") if text])
 def test_reductions_and_views_where_sizes_are_0_and_1(text, count=60):
+    if "slice_scatter" in text and torch.__version__.startswith("2.11"):
+        pytest.skip("PyTorch 2.11 copies what overlaps row by row, later ones as it lies")
     choose, compared = random.Random(text), 0
 
     def some(x):                            # of no elements, attention ends the process on torch 2.11

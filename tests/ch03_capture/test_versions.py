@@ -320,6 +320,9 @@ def test_an_answer_of_a_number_is_asked_again():
         assert compiled(torch.ones(1), n) == int(f"{n}"[1])
     with pytest.raises(IndexError):
         compiled(torch.ones(1), 5)
+    spelt = minicompile.compile(lambda x, n: (x * n, list("{}{}".format(n, "b"))), backend="eager")
+    for n in (2, 3, 42):
+        assert spelt(torch.ones(1), n)[1] == [*f"{n}b"]
 
 
 # ------------------------------------------------------------------ dictionaries with attributes

@@ -1,13 +1,15 @@
 """Trace, decompose, lower, check the program's spec, and run the loops slowly."""
+from unittest import mock
+
 import torch
 from torch.utils._pytree import tree_map
 
 from minicompile.ch01_graphs.fake import FakeMode, FakeTensor
 from minicompile.ch01_graphs.trace import trace
 from minicompile.ch06_decompositions.decompose import decompose
+from minicompile.ch07_loops import reference
 from minicompile.ch07_loops.ir import Extern, Loop
 from minicompile.ch07_loops.lower import lower
-from minicompile.ch07_loops.reference import run_program
 from minicompile.ch07_loops.verify import verify
 
 
@@ -30,6 +32,12 @@ def program_of(fn, tensors, options=None, decomposed=True, device="cpu"):
     program = lower(graph, options)
     verify(program)
     return program
+
+
+def run_program(program, inputs):
+    """The program's results on the CPU, also those of a program for a GPU, on a machine that has one."""
+    with mock.patch("torch.cuda.is_available", lambda: False):
+        return reference.run_program(program, inputs)
 
 
 def same_strides(got, want):

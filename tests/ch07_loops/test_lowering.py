@@ -15,14 +15,13 @@ from minicompile.ch07_loops.builder import Builder
 from minicompile.ch07_loops.ir import Extern
 from minicompile.ch07_loops.lazy import Options
 from minicompile.ch07_loops.lower import lower
-from minicompile.ch07_loops.reference import run_program
 from minicompile.ch07_loops.table import LOWERINGS
 from minicompile.ch07_loops.verify import print_program, verify
 from minicompile.ch08_fusion.fuse import fuse
 from minicompile.ch08_fusion.kernel import Kernel
 from minicompile.ch09_triton.emit import emit_triton
 
-from .helpers import check, externs, loops, program_of
+from .helpers import check, externs, loops, program_of, run_program
 
 aten = torch.ops.aten
 

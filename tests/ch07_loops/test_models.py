@@ -3,9 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minicompile.ch07_loops.reference import run_program
-
-from .helpers import externs, loops, program_of, same_strides
+from .helpers import externs, loops, program_of, run_program, same_strides
 
 aten = torch.ops.aten
 
