@@ -163,6 +163,8 @@ def tensor_text(ep, value):
         return f"{pool(ep, value.scalar)}({number})" if value.scalar else number
     if type(value) is TensorVal and value.fake.requires_grad:
         return differentiable_text(ep, value)
+    if type(value) is TensorVal and value.made is torch.nn.Parameter:
+        return f"{pool(ep, torch.nn.Parameter)}({output_text(ep, value.node)}, False)"
     ep.names[value] = output_text(ep, value.node)
     return ep.names[value]
 
@@ -176,7 +178,7 @@ def differentiable_text(ep, value):
             return text
     ep.unspent.append(value)
     if not value.fake._is_view() and value.fake.grad_fn is None:
-        return f"{pool(ep, new_leaf)}({output_text(ep, value.node)})"
+        return f"{pool(ep, torch.nn.Parameter if value.made is torch.nn.Parameter else new_leaf)}({output_text(ep, value.node)})"
     ep.names[value] = output_text(ep, value.node)
     return ep.names[value]
 

@@ -119,17 +119,19 @@ def is_identity(value) -> bool:
 class TensorVal(AbstractValue):
     """A tensor: `node` computes it in the graph, `fake` says what it looks like; `real` only for graph
     inputs; `number`, where it is known: its value and the version that has it; `updates`: what the trace has
-    done to the number that came in, pairs of an operation and a number, and the version then."""
+    done to the number that came in, pairs of an operation and a number, and the version then; `made`: the class of one that
+    the trace has made."""
     node: torch.fx.Node = None
     fake: Any = None
     real: Any = None
     version: int = 0
     number: Any = None
     updates: Any = None
+    made: type = torch.Tensor
 
     @property
     def cls(self):
-        return torch.Tensor if self.real is None else type(self.real)
+        return self.made if self.real is None else type(self.real)
 
     @property
     def is_leaf(self):

@@ -468,6 +468,66 @@ def quantization_of_channels_observed_for_the_first_time():
     return f, (rand(3, 4),)
 
 
+# ---- parameters that the function makes ---------------------------------------------------------------------------------
+
+@feature
+def parameter_of_a_constant():
+    return lambda x: (nn.Parameter(torch.full((3,), 2.0)) * x).sum(), (rand(3),)
+
+
+@feature
+def parameter_made_and_returned():
+    return lambda x: (nn.Parameter(x * 2), nn.Parameter(x.detach() + 1, requires_grad=False)), (rand(3),)
+
+
+@feature
+def parameter_made_is_one():
+    def f(x):
+        p = nn.Parameter(torch.ones(3))
+        return isinstance(p, nn.Parameter), type(p) is nn.Parameter, p.requires_grad, p.is_leaf, p.grad_fn, p.detach() * x
+    return f, (rand(3),)
+
+
+@feature
+def parameter_made_in_a_module():
+    def f(x):
+        m = nn.Linear(3, 2)
+        loss = (m(x.detach()) ** 2).sum()
+        loss.backward()
+        return loss.detach(), [(name, p.grad) for name, p in m.named_parameters()]
+    return f, (rand(4, 3),)
+
+
+@feature
+def parameter_made_and_fitted():
+    def f(x):
+        p = nn.Parameter(torch.zeros(3))
+        optimizer = torch.optim.SGD([p], lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (p - x.detach()).square().sum().backward()
+            optimizer.step()
+        return p
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def parameter_made_of_memory_that_is_written():
+    def f(x):
+        t = x.detach() * 2
+        p = nn.Parameter(t)
+        t.add_(1)
+        with torch.no_grad():
+            p.mul_(3)
+        return p, t
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def parameter_made_of_an_argument():
+    return lambda x: nn.Parameter(x), (rand(3),)
+
+
 # ---- requires_grad_, detach_, hooks, backward inside ----------------------------------------------------------------
 
 @feature(graphs=None)

@@ -11,8 +11,12 @@
 # %%
 import operator
 
+import torch
+
 from ...ch01_graphs.fake import storage_key
 from ...ch02_guards.sources import AttrSource, CallSource
+from ...ch02_guards.torch_guards import PLAIN_TYPES
+from ..calls import handles
 from ..protocol import METHODS, method
 from ..storage import guard_place, guard_strides, taken_without_gradients
 from ..tensors import TENSOR_ATTRIBUTES, call_tensor_method, check_unused, emit, said_by, tensor_shape
@@ -38,6 +42,17 @@ def data(tx, tensor):
         if storage_key(value.fake) == storage_key(tensor.fake):
             value.number, value.updates = None, ((), -1)
     return emit(tx, getattr, [tensor, const("data")])
+
+
+@handles(torch.nn.Parameter)
+def parameter(tx, data=NONE, requires_grad=TRUE):
+    """Parameter(data, requires_grad=True), of memory that the trace has made. It is a leaf that shows the same memory, and of its class."""
+    if type(data) is not TensorVal or data.cls not in PLAIN_TYPES or type(requires_grad) is not Const or \
+            storage_key(data.fake) in tx.tensors.in_memory or tx.effects.pure_since or tx.outer is not None:
+        unsupported(tx, "creating a Parameter inside a compiled function")
+    made = TENSOR_ATTRIBUTES["data"](tx, data)
+    made.made = torch.nn.Parameter
+    return call(tx, MethodName(self=made, name="requires_grad_"), [const(bool(requires_grad.value))])
 
 
 def of_written(tx, tensor, name, answer):
