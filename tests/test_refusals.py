@@ -36,6 +36,18 @@ def whole(f):
     return f
 
 
+@torch.library.custom_op("refusals::positive", mutates_args=())
+def positive(i: torch.Tensor) -> torch.Tensor:
+    if (i < 0).any():
+        raise IndexError("negative")
+    return i * 2
+
+
+@positive.register_fake
+def _(i):
+    return torch.empty_like(i)
+
+
 READING = {
     "embedding": lambda i, w: F.embedding(i, w),
     "index": lambda i, w: w[i],
@@ -69,6 +81,9 @@ LOSSES = {
     "nll_loss": lambda i, w: F.nll_loss(w[:3].repeat(1, 2)[:, :5], i, weight=torch.ones(5), reduction="none"),
     "multi_margin_loss": lambda i, w: F.multi_margin_loss(w[:3].repeat(1, 2)[:, :5], i, reduction="none"),
     "binary_cross_entropy": lambda i, w: F.binary_cross_entropy(i / 4.0, torch.ones(3), reduction="none"),
+    "binary_cross_entropy's target": lambda i, w: F.binary_cross_entropy(w[0] / 4.0, i / 4.0, reduction="none"),
+    "a user's operator": lambda i, w: positive(i),
+    "linspace": lambda i, w: torch.linspace(1 / (5 - i[1]), 3.0, 4, dtype=torch.int64),
 }
 DIVIDING = {
     "floor_divide": lambda i, w: i // (i - i),

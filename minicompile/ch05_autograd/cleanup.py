@@ -21,6 +21,7 @@ from torch import fx
 
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import together
+from ..ch01_graphs.operators import NAMESPACES
 from .rules.operators import REFUSING, REFUSING_INTEGERS
 from .schemas import argument_of
 
@@ -53,10 +54,10 @@ def may_refuse(node: fx.Node) -> bool:
     if "asked" not in node.meta or "backward" in node.meta or not isinstance(node.target, torch._ops.OpOverload):
         return False
     name = node.target._schema.name.removeprefix("aten::")
-    if name not in REFUSING and name not in REFUSING_INTEGERS:
+    if name not in REFUSING and name not in REFUSING_INTEGERS and node.target.namespace in NAMESPACES:
         return False
     operands = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-    if any(t.device.type != "cpu" for t in operands):
+    if not operands or any(t.device.type != "cpu" for t in operands):
         return False
     if name in REFUSING_INTEGERS:
         divisor = node.args[1] if len(node.args) > 1 else None

@@ -57,7 +57,8 @@ JOINS = {aten.add.Tensor: (0, 1), aten.sub.Tensor: (0, 1), aten.where.self: (1, 
 
 # %% [markdown]
 # Operators that raise for some values of their operands must run where eager runs them. `REFUSING_INTEGERS` do so only for integers,
-# divided by 0 or to a negative power. PyTorch does not say which these are: tests/test_refusals.py gives all operators such values.
+# divided by 0 or to a negative power. PyTorch does not say which these are: tests/test_refusals.py gives all operators such values. Of a
+# user's operators nothing is known, and any may refuse.
 
 # %%
 REFUSING = set("""
@@ -65,6 +66,6 @@ REFUSING = set("""
     index_put index_add index_copy index_fill index_reduce put scatter scatter_add scatter_reduce segment_reduce nll_loss_forward
     nll_loss2d_forward multi_margin_loss multilabel_margin_loss_forward binary_cross_entropy max_unpool2d max_unpool3d masked_scatter
     histc histogram _histogramdd_bin_edges _histogramdd_from_bin_cts _linalg_eigh _linalg_svd linalg_eig _linalg_eigvals linalg_lstsq
-    linalg_matrix_exp linalg_pinv cholesky cholesky_inverse ormqr _ctc_loss
+    linalg_matrix_exp linalg_pinv cholesky cholesky_inverse ormqr _ctc_loss linspace logspace
     """.split())
 REFUSING_INTEGERS = set("remainder fmod floor_divide div pow".split())

@@ -6,10 +6,12 @@
 # the largest tensor of the whole program.
 
 # %%
+import functools
 import math
 
 import torch
 
+from ...ch01_graphs.corrections import outside
 from ..table import aten, constant, decomposition, formulas, iota, reduced_size, widen
 from .activations import log_sigmoid_forward
 
@@ -135,13 +137,27 @@ def huber_loss_backward(grad, x, target, reduction, delta):
 
 # %% [markdown]
 # ## Classification by probabilities and by margins
+#
+# Eager's kernel for a CPU raises for an input that is no probability, and in later versions of PyTorch for a target that is none. Such
+# a check is an operator of the graph of primitives, too; which are needed is found out by asking the kernel.
 
 # %%
+@functools.cache
+def targets_are_checked() -> bool:
+    with outside():
+        try:
+            aten.binary_cross_entropy(torch.ones(1), torch.full((1,), 2.0))
+        except RuntimeError:
+            return True
+    return False
+
+
 @decomposition("binary_cross_entropy", float32=True)
 def binary_cross_entropy(x, target, weight=None, reduction=MEAN):
-    if x.device.type == "cpu":
-        probable = torch.logical_and(x >= 0, x <= 1)
-        aten._assert_async.msg(torch.all(probable), "all elements of input should be between 0 and 1")
+    for name, t in (("input", x), ("target", target)) if x.device.type == "cpu" else ():
+        if name == "input" or targets_are_checked():
+            probable = torch.logical_and(t >= 0, t <= 1)
+            aten._assert_async.msg(torch.all(probable), f"all elements of {name} should be between 0 and 1")
     floor = constant(-100, x)
     log_p, log_not_p = torch.maximum(torch.log(x), floor), torch.maximum(torch.log1p(-x), floor)
     loss = -(target * log_p + (1 - target) * log_not_p)
