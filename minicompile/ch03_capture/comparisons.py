@@ -146,6 +146,8 @@ def identical(a: AbstractValue, b: AbstractValue) -> bool:
         return bool(left == right)
     if type(a) is ObjVal and type(b) is ObjVal and a.real is b.real and a.real is not None:
         return True
+    if type(a) is type(b) is TupleVal and a.cls is b.cls is tuple and not a.items and not b.items:       # Python has one
+        return True
     if a.cls is b.cls:
         captures[-1].told_apart.add(a.cls)
     return False

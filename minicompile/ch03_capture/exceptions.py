@@ -13,7 +13,7 @@
 import traceback
 
 from ..errors import StrictError, Unsupported
-from .values import AbstractValue, ExcVal, NotConstant, const
+from .values import AbstractValue, ExcVal, LITERALS, NotConstant, const
 
 
 class UserError(Exception):
@@ -46,4 +46,5 @@ class user_errors:
     def __exit__(self, kind, error, trace):
         if isinstance(error, Exception) and not isinstance(error, (Unsupported, UserError, NotConstant, StrictError)) and \
                 not any(frame.f_code in INTERPRETING for frame, _ in traceback.walk_tb(trace)):
-            user_error(type(error), *error.args)
+            fields = {name: const(v) for name, v in vars(error).items() if type(v) in LITERALS}      # such as `pos` of a `re.error`
+            raise UserError(ExcVal(cls=type(error), args=[const(a) for a in error.args], attrs=fields))

@@ -1465,3 +1465,20 @@ def fields_of_named_tuples_that_a_class_replaces(x):
 def names_of_functions_and_fields_of_the_interpreter(x):
     return (torch.nn.functional.gelu.__name__, len.__name__, torch.relu.__name__, torch.add.__qualname__ is not None, [].append.__name__,
             sys.flags.optimize, sys.version_info.major, sys.version_info[:1], sys.float_info.max, x)
+
+
+@program
+def what_errors_of_the_library_know(x):
+    known = []
+    for wrong, function in (("{bad", json.loads), ("a(", re.compile)):
+        try:
+            function(wrong)
+        except (ValueError, re.error) as error:
+            known.append((error.msg, error.pos, error.lineno, error.colno, str(error), sorted(vars(error))))
+    return x + 1, known
+
+
+@program
+def there_is_one_empty_tuple(x):
+    empty, one = (), (x,)
+    return x + 1, empty is (), tuple([]) is empty, (1,)[1:] is empty, one is (x,)
