@@ -189,8 +189,8 @@ def inline_code(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
 
 
 def guard_function(tx: Tracer, real: types.FunctionType):
-    """The function keeps its code and its defaults. One that `@dataclass` has written for a class of the trace goes with that."""
-    written = [f for cls in tx.classes.made for f in vars(cls).values() if isinstance(f, types.FunctionType)]
+    """The function keeps its code and its defaults. What `@dataclass` or `namedtuple` wrote for a class of the trace goes with it."""
+    written = [getattr(f, "__func__", f) for cls in tx.classes.made for f in vars(cls).values()]
     if any(real is f or real is getattr(f, "__wrapped__", None) for f in written):
         return
     tx.guards.add(None, "FUNCTION", (real, real.__code__, real.__defaults__, tuple((real.__kwdefaults__ or {}).items())), location(tx))

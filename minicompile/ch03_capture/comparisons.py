@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import numpy
 import torch
 
+from .attributes import get_attribute
 from .exceptions import INTERPRETING, user_error, user_errors
 from .iterate import length, unpack
 from .lookup import MISSING, captures, lookup
@@ -213,6 +214,9 @@ def same(tx, a, b) -> bool:
         return same_dict(tx, a, b)
     if type(a) is type(b) is MethodVal:
         return identical(a.func, b.func) and identical(a.self, b.self)
+    if all(issubclass(v.cls, types.SimpleNamespace) for v in (a, b)) and \
+            any(lookup(v.cls, "__eq__") is types.SimpleNamespace.__eq__ for v in (a, b)):
+        return equal(tx, *(get_attribute(tx, v, "__dict__") for v in (a, b)))
     if not identical(a, b) and not all(compares_by_identity(v) for v in (a, b)):
         unsupported(tx, f"{describe(a)} == {describe(b)}")
     return identical(a, b)
@@ -225,7 +229,7 @@ def same_dict(tx, a, b) -> bool:
 
 
 BUILTIN_DATA = (int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
-EQ_OF_BUILTINS = [c.__dict__["__eq__"] for c in (object, *BUILTIN_DATA, type({}.keys()), range, slice)]
+EQ_OF_BUILTINS = [c.__dict__["__eq__"] for c in (object, *BUILTIN_DATA, type({}.keys()), range, slice, types.SimpleNamespace)]
 LIKE_BUILTINS = (*BUILTIN_DATA, collections.UserDict, collections.UserList, collections.UserString)
 
 

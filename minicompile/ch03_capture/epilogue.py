@@ -222,6 +222,8 @@ def refuse_made_leaves(ep):
 # %%
 @reconstructs(TupleVal)
 def tuple_text(ep, value):
+    if value.cls in ep.tx.classes.made:
+        refuse_to_leave(ep, f"a {value.cls.__name__}, of a class made by the trace,", ep.tx.objects.tracked[id(value.cls)])
     items = expressions(ep, value.items)
     return f"({items})" if value.cls is tuple else f"{pool(ep, native_new(value.cls))}({pool(ep, value.cls)}, ({items}))"
 

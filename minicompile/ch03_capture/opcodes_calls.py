@@ -22,7 +22,7 @@ from .methods import call_method
 from .opcodes import constant_value
 from .comparisons import truth
 from .operations import unary
-from .tracer import PYTHON, call, constant_source, plain_python, unsupported
+from .tracer import PYTHON, answer, call, constant_source, plain_python, unsupported
 from .values import (
     Const, DictVal, ExcVal, FuncVal, GenVal, HandlingVal, ListVal, NONE, NULL, ObjVal, TupleVal, boolean, const, dict_of,
     is_class)
@@ -298,16 +298,24 @@ def with_except_start(tx, frame, i):
 # ## Imports and intrinsics
 #
 # A module that the program has imported before is found in `sys.modules`. A first import runs the module's
-# code, which is not for capture to do, and `from package import name` may be one. If a module has no such name, Python says so.
+# code, which is not for capture to do, and `from package import name` may be one. If a module has no such name, Python says so. What is
+# not installed is looked for in each call, as in eager.
 
 # %%
+def is_absent(module: str) -> bool:
+    return module not in sys.modules and importlib.util.find_spec(module) is None
+
+
 @opcode("IMPORT_NAME")
 def import_name(tx, frame, i, level, names):
     full = i.argval
     if level.value:
         package = frame.globals.get("__package__") or frame.globals.get("__name__", "").rpartition(".")[0]
         full = importlib.util.resolve_name("." * level.value + full, package)
-    if full not in sys.modules:
+    if sys.modules.get(full) is None:
+        top = full.partition(".")[0]
+        if top not in sys.modules and answer(tx, is_absent, top):
+            user_error(ModuleNotFoundError, f"No module named {top!r}", name=const(top))
         unsupported(tx, f"importing {full} for the first time")
     package = sys.modules[full] if names is not NONE and hasattr(sys.modules[full], "__path__") else None
     if package and not all(name == "*" or hasattr(package, name) for name in as_python(tx, names)):

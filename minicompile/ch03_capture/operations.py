@@ -22,7 +22,7 @@ from ..ch01_graphs.floats import OPERATIONS
 from ..ch01_graphs.shapes import float_function
 from .exceptions import user_errors
 from .lookup import MISSING, lookup, python_method
-from .protocol import METHODS, special
+from .protocol import METHODS, as_dict, special
 from .tensors import emit, to_arg, wrap_result
 from .tracer import Tracer, answer, unsupported
 from .values import (
@@ -159,7 +159,7 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
         candidates.insert(0 if own else 1, (b, f"__r{name}__", a))
     if inplace:
         candidates.insert(0, (a, f"__i{name}__", b))
-    result = ask(tx, candidates)
+    result = ask(tx, candidates) or of_lists(tx, symbol, name, a, b, inplace)
     if result is not None:
         return result
     for times, items in (a, b), (b, a):
@@ -172,6 +172,17 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
     if type(a) is not TensorVal and type(b) is not TensorVal:
         raise_as_python(tx, function, name, a, b)
     unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
+
+
+def of_lists(tx, symbol: str, name: str, a, b, inplace: bool) -> AbstractValue | None:
+    """a + b or a * b where one is a list of a derived class that the trace has made; this gives a plain list, or `a` when inplace."""
+    if symbol not in ("+", "*"):
+        return None
+    left, right = (as_dict(tx, v, f"__{side}{name}__") for v, side in ((a, ""), (b, "r")))
+    lists = ListVal in (type(left), type(right)) and not (left is a and right is b)
+    if inplace and type(left) is ListVal:
+        return ask(tx, [(left, f"__i{name}__", right)]) and a
+    return ask(tx, [(left, f"__{name}__", right), (right, f"__r{name}__", left)]) if lists else None
 
 
 def of_bits(symbol: str, bits: int) -> tuple | None:

@@ -270,7 +270,7 @@ def enter_namespace(tx: Tracer, function: types.FunctionType, source: Source | N
     if namespace is not tx.globals.root:
         if module_of(namespace) is None:
             at = constant_source(tx, function) if source is None else source
-            tx.globals.sources[id(namespace)] = AttrSource(at, "__globals__")
+            tx.globals.sources.setdefault(id(namespace), AttrSource(at, "__globals__"))
     elif source is not None:
         guard(tx, source, "GLOBALS")
     else:

@@ -1662,3 +1662,96 @@ def a_cached_function_of_what_has_no_hash(x):
         return x + 1, cached_class(NotHashed())
     except TypeError as error:
         return x - 1, str(error)
+
+
+@program
+def a_named_tuple_of_the_trace(x):
+    Pair = collections.namedtuple("Pair", ["a", "b"], defaults=[5])
+    p, (first, second) = Pair(x), Pair(1, b=2)
+    try:
+        Pair(1, 2, 3)
+    except TypeError as error:
+        said = str(error)
+    changed = p._replace(b=7)
+    return p.a * p.b, changed.b, first, second, Pair._fields, Pair(1) == (1, 5), Pair(1)._asdict(), repr(Pair(1)), Pair.__name__, said
+
+
+@program(breaks=True)
+def a_named_tuple_of_the_trace_that_leaves(x):
+    pair = collections.namedtuple("Pair", "a b")(x + 1, 2)
+    return x + 1, pair
+
+
+@program
+def a_class_of_the_trace_with_slots(x):
+    class Point:
+        __slots__ = ("a", "b")
+
+        def __init__(self, a):
+            self.a = a
+
+    class Named(Point):
+        __slots__ = "name"
+
+    class Open(Point):
+        pass
+
+    p, said = Named(x), []
+    p.name, o = "n", Open(1)
+    o.anything = 4
+    for wrong in (lambda: p.b, lambda: setattr(p, "c", 1), lambda: p.c, lambda: delattr(p, "b")):
+        try:
+            wrong()
+        except AttributeError as error:
+            said.append(str(error))
+    p.b = 3
+    return p.a * p.b, p.name, said, hasattr(p, "__dict__"), o.anything, dict(vars(o)), Named.__slots__
+
+
+@program
+def a_class_of_the_trace_with_total_ordering(x):
+    @functools.total_ordering
+    class Version:
+        def __init__(self, n):
+            self.n = n
+
+        def __eq__(self, other):
+            return self.n == other.n if isinstance(other, Version) else NotImplemented
+
+        def __lt__(self, other):
+            return self.n < other.n if isinstance(other, Version) else NotImplemented
+
+    a, b = Version(1), Version(2)
+    try:
+        a <= 3
+    except TypeError as error:
+        said = str(error)
+    return x + 1, a < b, a <= b, a > b, a >= b, a >= a, max(a, b).n, said
+
+
+@program
+def lists_of_a_class_of_the_program_are_added(x):
+    m = Doubling([1, 2])
+    both = m + [3], [0] + m, m + m, m * 2, 2 * m
+    before = m
+    m += [9]
+    return x + len(both[0]), [type(v).__name__ for v in both], [list(v) for v in both], m is before, list(m)
+
+
+@program
+def simple_namespaces_are_compared(x):
+    a, b = types.SimpleNamespace(u=1, v=[x]), types.SimpleNamespace(v=[x], u=1)
+    return x + 1, a == b, a != b, a == types.SimpleNamespace(u=1), a == 3, a in [b], [b, a].index(a)
+
+
+@program
+def a_module_that_is_not_there(x):
+    try:
+        import not_a_module_anywhere as found
+    except ImportError as error:
+        found = error.name, str(error), type(error).__name__
+    try:
+        from not_a_package_anywhere.part import name
+    except ModuleNotFoundError as error:
+        name = error.name, str(error)
+    return x + 1, found, name

@@ -1481,4 +1481,4 @@ def what_errors_of_the_library_know(x):
 @program
 def there_is_one_empty_tuple(x):
     empty, one = (), (x,)
-    return x + 1, empty is (), tuple([]) is empty, (1,)[1:] is empty, one is (x,)
+    return x + 1, tuple([]) is empty, (1,)[1:] is empty, one is (x,)

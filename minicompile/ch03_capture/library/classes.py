@@ -15,18 +15,20 @@
 
 # %%
 import abc
+import collections
 import dataclasses
+import functools
 import types
 
 from ..attributes import GETATTR, SETATTR
-from ..calls import handles
+from ..calls import HANDLED, handles
 from ..exceptions import user_error, user_errors
 from ..interpreter import inline
 from ..iterate import unpack
 from ..lookup import MISSING, lookup
 from ..opcodes_calls import named_values
 from ..protocol import METHODS
-from ..tracer import unsupported
+from ..tracer import constant_source, unsupported
 from ..values import (
     AbstractValue, BuiltinVal, CellVal, Const, DictVal, FuncVal, NONE, ObjVal, TupleVal, const, describe, dict_of)
 from ..wrap import as_python, wrap
@@ -99,15 +101,19 @@ def make_class(tx, name, bases, namespace, metaclass, keywords, cell=None):
     if "__annotations__" in namespace.items:
         notes = named_values(tx, namespace.items["__annotations__"][1])
         attributes["__annotations__"] = {key: stand_in(tx, value) for key, value in notes.items()}
-    if "__slots__" in attributes or any(hasattr(type(v), "__set_name__") and type(v) is not property
-                                        for v in attributes.values()):
-        unsupported(tx, f"making the class {name.value} with slots or descriptors")
-    real = (abc.ABCMeta if abc.ABCMeta in metas else type)(name.value, reals, attributes)
-    tx.classes.made.add(real)
-    made = wrap(tx, real)
+    if any(hasattr(type(v), "__set_name__") and type(v) is not property for v in attributes.values()):
+        unsupported(tx, f"making the class {name.value} with descriptors")
+    with user_errors():
+        real = (abc.ABCMeta if abc.ABCMeta in metas else type)(name.value, reals, attributes)
+    made = made_class(tx, real)
     if type(cell) is CellVal:                    # `__class__`, which the body returns if a method uses it
         cell.content = made
     return made
+
+
+def made_class(tx, real) -> AbstractValue:
+    tx.classes.made.add(real)
+    return wrap(tx, real)
 
 
 def plain_base(cls) -> bool:
@@ -158,6 +164,27 @@ def make_dataclass(tx, cls=None, **options):
     if cls.real not in tx.classes.made or stands_in or "slots" in options:
         unsupported(tx, "dataclass() of this class")
     return wrap(tx, dataclasses.dataclass(cls.real, **{k: as_python(tx, v) for k, v in options.items()}))
+
+
+@handles(functools.total_ordering)
+def make_total_ordering(tx, cls):
+    if getattr(cls, "real", None) not in tx.classes.made:
+        unsupported(tx, "total_ordering() of a class that existed before")
+    with user_errors():
+        return wrap(tx, functools.total_ordering(cls.real))
+
+
+@handles(collections.namedtuple)
+def make_namedtuple(tx, *args, **named):
+    named.setdefault("module", const(tx.frames[-1].globals.get("__name__")))
+    with user_errors():
+        real = collections.namedtuple(*(as_python(tx, a) for a in args), **{k: as_python(tx, v) for k, v in named.items()})
+    namespace = real.__new__.__globals__         # of its own; the entry has it, when the class is gone
+    tx.globals.sources[id(namespace)] = constant_source(tx, namespace)
+    return made_class(tx, real)
+
+
+HANDLED[type.__prepare__] = lambda tx, *bases, **keywords: DictVal()
 
 
 @handles(type)
