@@ -84,7 +84,10 @@ def _common_device(func, args, kwargs, tensors: list[torch.Tensor]) -> torch.dev
     if len({t.device for t in tensors}) == 1:
         return tensors[0].device
     device, numbers = next(t.device for t in tensors if t.device.type != "cpu"), _numbers(func, args, kwargs)
-    check_devices(device, [t for t in tensors if t.dim() or t.device.type != "cpu" or not any(t is x for x in numbers)])
+
+    def is_number(t) -> bool:               # at each place that it has
+        return not t.dim() and t.device.type == "cpu" and sum(t is x for x in numbers) == sum(t is x for x in tensors)
+    check_devices(device, [t for t in tensors if not is_number(t)])
     return device
 
 

@@ -52,6 +52,13 @@ def test_where_a_fake_may_be(op, operands, expected):
     assert outcome(run_on_fakes, op, args, {}) == expected
 
 
+def test_a_number_is_one_at_each_of_its_places():
+    x, condition, number = (fake(torch.ones(shape, dtype=dtype), device) for shape, dtype, device in (
+        (2, torch.float, GPU), (2, torch.bool, GPU), ((), torch.float, CPU)))
+    assert outcome(run_on_fakes, aten.addcmul_.default, (x, number, number), {}) == "refused"
+    assert outcome(run_on_fakes, aten.where.self, (condition, number, number), {}) == "cuda"
+
+
 @pytest.mark.parametrize("op", [aten.pow.Tensor_Scalar, aten.pow_.Scalar])
 def test_exponents_are_refused_as_on_a_cpu(op):
     dtypes = torch.int8, torch.int32, torch.int64, torch.bool, torch.float16, torch.bfloat16, torch.float32
