@@ -307,3 +307,13 @@ def test_what_the_middle_of_a_linspace_and_the_mean_beside_a_variance_are_is_not
         got = compare.execute(code, lambda f: wrong, words=False)
         found = [compare.difference(a, b, "", [o[i] for o in others]) for i, (a, b) in enumerate(zip(plain, got))]
         assert any(found) == seen, found
+
+
+def test_a_disturbed_probability_is_one():
+    """On a GPU the loss of a larger one ends the process."""
+    x = torch.full((50,), 32.0, dtype=torch.bfloat16)
+    for seed in range(8):
+        with compare.Noise(seed):
+            assert torch.nn.functional.binary_cross_entropy(x.sigmoid(), (x * 0.5).sigmoid()).isfinite()
+            with pytest.raises(RuntimeError, match="between 0 and 1"):
+                torch.nn.functional.binary_cross_entropy(x, x.sigmoid())
