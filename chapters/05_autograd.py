@@ -1005,7 +1005,7 @@ def compiled_with(name):
 # %%
 policy, contenders = partition_module.must_not_recompute, {}
 contenders["as it is"] = compiled_with("as_it_is")
-partition_module.must_not_recompute = lambda node, halves, use, prefer: False
+partition_module.must_not_recompute = lambda node, halves, use: False
 contenders["everything may be computed again"] = compiled_with("computed_again")
 partition_module.must_not_recompute = policy
 seconds = {words: [] for words in contenders}
@@ -1064,19 +1064,13 @@ def perceptron(x):
 compare_kept(perceptron, "Kept for the perceptron with its GELU written out.")
 
 # %% [markdown]
-# Which tensors are saved in the block? And what if memory matters more than speed? The partitioner has a second
-# preference, which also computes again what is in memory anyway.
+# Which tensors are saved in the block?
 
 # %%
 made = joint_of(block, x)
-rows = []
-for prefer in ("speed", "memory"):
-    halves_of = partition(made, prefer)
-    nodes = {n.name: n for n in made.gm.graph.nodes}
-    saved = [nodes[name] for name in halves_of.saved if nodes[name].op != "placeholder"]
-    operators = sum(n.op == "call_function" for n in halves_of.backward.graph.nodes)
-    rows.append((prefer, len(saved), size(weight(saved)), operators, ", ".join(n.name for n in saved)))
-Table(["prefer", "saved", "bytes", "operators in backward", "which"], rows)
+nodes = {n.name: n for n in made.gm.graph.nodes}
+saved = [nodes[name] for name in partition(made).saved if nodes[name].op != "placeholder"]
+print(f"{len(saved)} tensors, {size(weight(saved))}:", ", ".join(n.name for n in saved))
 
 # %% [markdown]
 # ### On a GPU, in a real model

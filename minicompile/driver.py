@@ -43,7 +43,8 @@ from .ch08_fusion.groups import FusionOptions
 from .ch08_fusion.kernel import Kernel
 from .ch08_fusion.reference import verify_schedule
 from .ch09_triton.launch import start_workers
-from .ch11_runtime.cudagraphs import GraphSet, graphed, outputs_that_leave, without_collection
+from .ch11_runtime.collector import without_collection
+from .ch11_runtime.cudagraphs import GraphSet, graphed, outputs_that_leave
 from .ch11_runtime.host import HostProgram, compile_apart, compile_schedule
 from .ch11_runtime.numbers import Apart
 from .ch12_training.memory import recompute_in_backward

@@ -32,7 +32,7 @@ from .ch03_capture.hook import EVALUATE
 from .ch04_breaks.breaks import capture_frame
 from .ch04_breaks.resume import TailCall, is_resume
 from .ch04_breaks.steps import make_raise
-from .ch11_runtime.cudagraphs import without_collection
+from .ch11_runtime.collector import without_collection
 from .config import config
 from .driver import timed
 from .errors import GraphBreakError, InternalError, MarkError, SkipFrame, StrictError, Unsupported
@@ -120,10 +120,6 @@ def late_error(weak_code, context: Context, error: Exception) -> None:
 # hand. And while a frame is compiled the program may go on: in other threads, and in finalisers, which run wherever
 # memory is allocated. What they change is seen when the finished guards are checked for the call at hand: one
 # fails. Then the frame is compiled once more. Guards that fail again have another cause, one of ours.
-#
-# A compilation makes hundreds of thousands of small objects, most of which live until its end. Python's collector would
-# walk through all of them again and again, and find nothing: a fifth of the time. So it waits, and what was made meanwhile
-# is old when it goes on.
 
 # %%
 class GuardFails(RuntimeError):

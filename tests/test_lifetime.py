@@ -16,7 +16,7 @@ import minicompile
 from minicompile import frames
 from minicompile.ch03_capture import hook
 from minicompile.ch04_breaks import resume
-from minicompile.ch11_runtime import cudagraphs
+from minicompile.ch11_runtime import collector
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -577,7 +577,7 @@ class Loop:
 
 def make_old(count):
     """That many objects, and a cycle that nobody holds, made while the collector waits; the cycle, weakly, and one of the objects."""
-    with cudagraphs.without_collection():
+    with collector.without_collection():
         reference, kept = weakref.ref(Loop()), [[i] for i in range(count)]
     return reference, kept[0]
 
@@ -591,13 +591,13 @@ def unfrozen():
 
 
 def test_what_a_large_compilation_leaves_is_old_without_being_looked_at(monkeypatch, unfrozen):
-    monkeypatch.setattr(cudagraphs, "MANY", 1000)
-    monkeypatch.setattr(cudagraphs, "MOST", 5000)
-    monkeypatch.setattr(cudagraphs, "aged", 0)
+    monkeypatch.setattr(collector, "MANY", 1000)
+    monkeypatch.setattr(collector, "MOST", 5000)
+    monkeypatch.setattr(collector, "aged", 0)
     collect()
     garbage, one = make_old(2000)
     assert garbage() is not None and any(one is x for x in gc.get_objects(generation=2))
-    assert gc.isenabled() and gc.get_freeze_count() < cudagraphs.IMMORTAL
+    assert gc.isenabled() and gc.get_freeze_count() < collector.IMMORTAL
     make_old(2000)
     assert garbage() is not None
     make_old(2000)
@@ -605,7 +605,7 @@ def test_what_a_large_compilation_leaves_is_old_without_being_looked_at(monkeypa
 
 
 def test_cycles_of_the_program_do_not_wait_for_a_full_collection(monkeypatch, unfrozen):
-    monkeypatch.setattr(cudagraphs, "MANY", 0)
+    monkeypatch.setattr(collector, "MANY", 0)
     collect()
     garbage = weakref.ref(Loop())
     make_old(10)
@@ -613,7 +613,7 @@ def test_cycles_of_the_program_do_not_wait_for_a_full_collection(monkeypatch, un
 
 
 def test_what_the_program_has_frozen_stays_frozen(monkeypatch):
-    monkeypatch.setattr(cudagraphs, "MANY", 1000)
+    monkeypatch.setattr(collector, "MANY", 1000)
     gc.freeze()
     frozen = gc.get_freeze_count()
     make_old(2000)

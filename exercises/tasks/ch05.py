@@ -414,11 +414,11 @@ def build(layers):
 def cut_of(function, case):
     """The cost, and the names."""
     from minicompile.ch05_autograd import partition
-    what, prefer, *prices = case
+    what, *prices = case
     inputs = [torch.randn(*s, requires_grad=True) for s in ((8, 16), (16, 32), (32, 16))]
     joint = joint_graph(CUTS[what] if isinstance(what, str) else build(what), *inputs)
     try:
-        saved = function(joint, partition.split_nodes(joint), prefer, *[PRICES[p] for p in prices])
+        saved = function(joint, partition.split_nodes(joint), *[PRICES[p] for p in prices])
     except AssertionError:
         return "every cut is INFINITE"
     halves = partition.split_nodes(joint)
@@ -439,14 +439,13 @@ def recomputed(saved, halves):
 
 
 def cut_text(case):
-    what, prefer, *prices = case
+    what, *prices = case
     return (what if isinstance(what, str) else "layers " + ", ".join(op for op, *_ in what)) + \
-        ("" if prefer == "speed" else f', prefer="{prefer}"') + "".join(f", prices: {p}" for p in prices if p) + \
-        "    x: [8, 16], w: [16, 32], v: [32, 16]"
+        "".join(f", prices: {p}" for p in prices if p) + "    x: [8, 16], w: [16, 32], v: [32, 16]"
 
 
-def cuts(*names, prefers=("speed",)):
-    return lambda rng: [(n, p) for n in names for p in prefers]
+def cuts(*names):
+    return lambda rng: [(n,) for n in names]
 
 
 for _points, _name, _cases in (
@@ -455,13 +454,11 @@ for _points, _name, _cases in (
                                                                          "round(x @ w)")),
         (3, "random numbers, reductions, and values that are small", cuts("dropout(gelu(x))", "softmax(x * x)", "layer_norm(sin(x))")),
         (3, "what is in memory anyway costs half", cuts("gelu(x @ w) @ v", "h = tanh(x @ w); h, sin(h)", "two layers",
-                                                        "exp(x @ w).sum()", "h = sin(x @ w); (exp(h) @ v) @ w + h, tanh(h[:, :16])",
-                                                        prefers=("speed", "memory"))),
+                                                        "exp(x @ w).sum()", "h = sin(x @ w); (exp(h) @ v) @ w + h, tanh(h[:, :16])")),
         (3, "what a checkpoint contains is never saved", cuts("checkpoint(gelu(x @ w) @ v)", "h = x @ w; checkpoint(sin(exp(h.sum(1))))",
                                                                     "checkpoint(gelu(x @ w)) * x[:, :1]")),
-        (2, "other prices", lambda rng: [(what, "speed", p) for what in ("relu(x + x)", "gelu(x @ w) @ v", "two layers")
-                                         for p in PRICES]),
-        (3, "random programs", lambda rng: [(random_layers(rng, 3 + k), "speed") for k in range(8)])):
+        (2, "other prices", lambda rng: [(what, p) for what in ("relu(x + x)", "gelu(x @ w) @ v", "two layers") for p in PRICES]),
+        (3, "random programs", lambda rng: [(random_layers(rng, 3 + k),) for k in range(8)])):
     behaviour("choose-saved", points=_points, name=_name, cases=_cases, show=cut_text)(cut_of)
 
 

@@ -11,7 +11,7 @@ def _needed(joint, halves):
     return nodes, consumed | {g for g in halves.gradients if isinstance(g, fx.Node) and g not in halves.backward}
 
 
-def _cut(joint, halves, prefer="speed", *, barrier=True, halve=True, checkpoints=True, nearest=True, uniform=False, roots=True):
+def _cut(joint, halves, *, barrier=True, halve=True, checkpoints=True, nearest=True, uniform=False, roots=True):
     nodes, consumed = _needed(joint, halves)
     stage, wanted = stages(nodes, halves), with_ancestors(consumed)
     net = Network()
@@ -26,7 +26,7 @@ def _cut(joint, halves, prefer="speed", *, barrier=True, halve=True, checkpoints
         repeated = checkpoints and is_checkpointed(node) and not leaves_region(node, halves)
         cost = price(node, joint, written)
         add_edge(net, enter, leave, INFINITE if repeated else min(cost, 1) if uniform else cost)
-        if node.op == "placeholder" and roots or barrier and must_not_recompute(node, halves, use, prefer):
+        if node.op == "placeholder" and roots or barrier and must_not_recompute(node, halves, use):
             add_edge(net, source, enter, INFINITE)
         for argument in node.all_input_nodes:
             add_edge(net, inner[argument][1], enter, INFINITE)
@@ -46,42 +46,42 @@ def _cut(joint, halves, prefer="speed", *, barrier=True, halve=True, checkpoints
     return [n for n, (enter, leave) in inner.items() if leave in behind and enter not in behind]
 
 
-def wrong_all_that_backward_reads(joint, halves, prefer="speed"):
+def wrong_all_that_backward_reads(joint, halves):
     nodes, consumed = _needed(joint, halves)
     return [n for n in nodes if n in consumed]
 
 
-def wrong_only_inputs(joint, halves, prefer="speed"):
+def wrong_only_inputs(joint, halves):
     nodes, consumed = _needed(joint, halves)
     wanted = with_ancestors(consumed)
     return [n for n in nodes if n.op == "placeholder" and n in wanted]
 
 
-def wrong_everything_is_recomputed(joint, halves, prefer="speed"):
-    return _cut(joint, halves, prefer, barrier=False)
+def wrong_everything_is_recomputed(joint, halves):
+    return _cut(joint, halves, barrier=False)
 
 
-def wrong_prefers_speed(joint, halves, prefer="speed"):
+def wrong_prefers_speed(joint, halves):
     return _cut(joint, halves, "speed")
 
 
-def wrong_equal_prices(joint, halves, prefer="speed"):
-    return _cut(joint, halves, prefer, uniform=True)
+def wrong_equal_prices(joint, halves):
+    return _cut(joint, halves, uniform=True)
 
 
-def wrong_writes_are_free(joint, halves, prefer="speed"):
-    return _cut(joint, halves, prefer, halve=False)
+def wrong_writes_are_free(joint, halves):
+    return _cut(joint, halves, halve=False)
 
 
-def wrong_saves_in_checkpoints(joint, halves, prefer="speed"):
-    return _cut(joint, halves, prefer, checkpoints=False)
+def wrong_saves_in_checkpoints(joint, halves):
+    return _cut(joint, halves, checkpoints=False)
 
 
-def wrong_nearest_to_the_inputs(joint, halves, prefer="speed"):
-    return _cut(joint, halves, prefer, nearest=False)
+def wrong_nearest_to_the_inputs(joint, halves):
+    return _cut(joint, halves, nearest=False)
 
 
-def right_two_passes(joint, halves, prefer="speed", prices=None):
+def right_two_passes(joint, halves, prices=None):
     nodes, consumed = _needed(joint, halves)
     wanted = [n for n in nodes if n in with_ancestors(consumed)]
     stage, net = stages(nodes, halves), Network()
@@ -89,7 +89,7 @@ def right_two_passes(joint, halves, prefer="speed", prices=None):
     source, sink = add_vertex(net), add_vertex(net)
     for n in wanted:
         use = forward_use(n, halves, stage)
-        fixed = n.op == "placeholder" or must_not_recompute(n, halves, use, prefer)
+        fixed = n.op == "placeholder" or must_not_recompute(n, halves, use)
         hidden = is_checkpointed(n) and not leaves_region(n, halves)
         memory = use.library or use.far or use.output or not is_fusible(n)
         add_edge(net, vertex[n, "in"], vertex[n, "out"], INFINITE if hidden else (prices or price)(n, joint, memory))
@@ -126,6 +126,6 @@ SAME = [
         "+ pass",
     "- written = use.library or use.far or use.output or (not is_fusible(node))\n"
         "+ written = use.library or use.far or use.output",
-    "- if node.op == 'placeholder' or must_not_recompute(node, halves, use, prefer):\n"
-        "+ if must_not_recompute(node, halves, use, prefer):",
+    "- if node.op == 'placeholder' or must_not_recompute(node, halves, use):\n"
+        "+ if must_not_recompute(node, halves, use):",
 ]

@@ -272,7 +272,7 @@ def leaves_region(node: fx.Node, halves: Halves) -> bool:
         for u in node.users)
 
 
-def must_not_recompute(node: fx.Node, halves: Halves, use: Use, prefer: str) -> bool:
+def must_not_recompute(node: fx.Node, halves: Halves, use: Use) -> bool:
     if is_checkpointed(node):
         return leaves_region(node, halves) and not is_view(node)
     if is_view(node) or is_widening(node) or node.op == "get_attr":
@@ -281,8 +281,7 @@ def must_not_recompute(node: fx.Node, halves: Halves, use: Use, prefer: str) -> 
         return True
     if node not in halves.forward or not node.all_input_nodes:
         return False
-    called = use.library and any(not is_fusible(u) for u in readers(node, halves.backward))
-    return use.far or (called and prefer == "speed")
+    return use.far or use.library and any(not is_fusible(u) for u in readers(node, halves.backward))
 
 
 # %% [markdown]
@@ -300,11 +299,11 @@ def with_ancestors(nodes) -> set[fx.Node]:
 
 
 # %% tags=["exercise:choose-saved"]
-def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed", prices=None) -> list[fx.Node]:
+def choose_saved(joint: Joint, halves: Halves, prices=None) -> list[fx.Node]:
     """The forward values that backward gets: a minimum cut of the nodes that do not depend on tangents.
 
-    joint: the joint graph; halves: its `split_nodes`. prefer: "speed" keeps what is in memory anyway,
-    "memory" recomputes it. prices: to be asked in the place of `price`. Returns nodes in the order of the graph.
+    joint: the joint graph; halves: its `split_nodes`. prices: to be asked in the place of `price`. Returns nodes in the order
+    of the graph.
 
     Needed is what a node of `halves.backward` reads, or what is itself a gradient. Every path to it from a
     placeholder, or from a node that `must_not_recompute`, has to contain a saved node (perhaps its first or
@@ -328,7 +327,7 @@ def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed", prices=Non
         written = use.library or use.far or use.output or not is_fusible(node)
         repeated = is_checkpointed(node) and not leaves_region(node, halves)
         add_edge(net, enter, leave, INFINITE if repeated else (prices or price)(node, joint, written))
-        if node.op == "placeholder" or must_not_recompute(node, halves, use, prefer):
+        if node.op == "placeholder" or must_not_recompute(node, halves, use):
             add_edge(net, source, enter, INFINITE)
         for argument in node.all_input_nodes:
             add_edge(net, inner[argument][1], enter, INFINITE)
@@ -440,10 +439,10 @@ class Partition:
 # which saves memory while gradients are computed.
 
 # %%
-def partition(joint: Joint, prefer: str = "speed") -> Partition:
+def partition(joint: Joint) -> Partition:
     halves = split_nodes(joint)
-    saved = choose_saved(joint, halves, prefer)
-    logs.tell("cut", joint=joint, halves=halves, saved=saved, prefer=prefer)
+    saved = choose_saved(joint, halves)
+    logs.tell("cut", joint=joint, halves=halves, saved=saved)
     inputs = [n for n in joint.gm.graph.nodes if n.op == "placeholder" and n not in halves.backward]
     if joint.symbols:       # every size goes to backward
         saved = [n for n in inputs if not isinstance(n.meta["val"], torch.Tensor) and n not in saved] + saved

@@ -2,8 +2,8 @@
 # # CUDA graphs that are safe to use
 #
 # A CUDA graph is a recording of everything that was launched on a stream, replayed with a single call. For
-# models of many small kernels it is the largest gain there is: nanoGPT's step issues some 300 launches from
-# Python, 5 microseconds each, and the GPU waits.
+# models of many small kernels it is the largest gain there is: a step of nanoGPT issues hundreds of launches from
+# Python, microseconds each, and the GPU waits.
 #
 # The price: a recording contains *addresses*. The kernels read their inputs where those were at recording
 # time and write their outputs where those were at recording time. Three kinds of bug follow, and users of
@@ -17,7 +17,7 @@
 # A fourth comes with threads: a recording has one set of placeholders, and two calls at the same time would
 # both write to it.
 #
-# The rules of this module, in the same order:
+# The rules of this module, in the same order (`recorder.py` is what records):
 #
 # - an input that is the same memory at the same address in two consecutive calls (a parameter) is *static*:
 #   its address is checked at every call. Anything else is copied into a placeholder that never moves;
@@ -36,14 +36,11 @@
 #   first makes its stream wait for the one before.
 #
 # torch.compile instead tracks the liveness of each output and re-records trees of graphs; outputs are valid
-# only until the next run. Copying out costs device bandwidth (0.3 ms for the gradients of a 124M model on
-# an H100), and on the host two microseconds for each tensor. It buys that nobody has to know.
+# only until the next run. Copying out costs device bandwidth (the gradients of a 124M model are half a gigabyte, read and
+# written once: 0.3 ms on an H100). It buys that nobody has to know.
 
 # %%
-import contextlib
-import ctypes
 import functools
-import gc
 import threading
 import weakref
 from collections import Counter
@@ -55,197 +52,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import logs
 from ..ch02_guards.memory import holders, lie_at, raise_versions, storage_of
-from ..ch07_loops.ir import written_by
-from ..ch09_triton.launch import RECORDING, tables_after_recording
 from .numbers import Apart, picker
+from .recorder import CudaRecorder
 
 MAX_RECORDINGS = 8        # per callable: different sizes, moved parameters
 MAX_KEYS = 64             # combinations of integers and floats; beyond, they change at every call
 COPY = torch.ops.aten.copy_.default
 OFF = "CUDA graphs are off for one graph: %s"
-
-# %% [markdown]
-# ## Recording
-#
-# The recorder is separate from the rules, so that the rules can be tested where there is no GPU: the tests
-# have a fake recorder that runs the function again on each replay and writes into the first run's outputs,
-# which is just what a graph does.
-
-# %%
-BROKEN: list = []                # graphs whose recording could not be ended: PyTorch's allocator has their addresses
-
-
-@contextlib.contextmanager
-def without_collection():
-    """The collector waits. Freeing the graph of a forgotten function while another is recorded ends the recording; and walking
-    through all that a compilation has made so far costs a fifth of its time. The last walk would come after it."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.collect(1)                   # what is young here is the program's, and is not to wait for a full collection
-    gc.disable()
-    try:
-        yield
-        grow_old()
-    finally:
-        gc.enable()
-
-
-MANY, MOST = 100_000, 1_000_000     # young objects
-IMMORTAL = 1000                     # CPython 3.12 counts 400 of them as frozen; a program freezes all that there is, always thousands
-aged = 0                            # since the last full collection of ours
-
-
-def grow_old():
-    """Many young objects grow old without being looked at: most that a large compilation leaves lives on. The rest, for the collector
-    does not know of it, must not add up over many of them."""
-    global aged
-    young = gc.get_count()[0]
-    if young < MANY or gc.get_freeze_count() > IMMORTAL:       # the program has frozen what it wants to be frozen
-        return
-    aged += young
-    if aged > MOST:
-        aged = 0
-        gc.collect()
-    gc.freeze()
-    gc.unfreeze()
-
-
-# %% [markdown]
-# A product of matrices needs a *workspace*, memory for its intermediate results. cuBLAS has one for each pair of a thread
-# and a stream, 32 MiB on an H100, and keeps it for ever. A recording would make one in its pool that never returns, so
-# all workspaces are given back before it and at its end; PyTorch has no way to give back one. That is safe while no other
-# thread multiplies. One that does has just been told the address of its workspace, and would use what is another thread's
-# by now, or no longer memory at all. So beside other threads nothing is given back. All recordings then use the workspace
-# that the recording thread has on a stream of our own, which lies in a pool of its own: if anybody gives workspaces back,
-# the memory is still there, and nobody else's. Because the graphs of different functions share this workspace, they are
-# replayed in turn also where they are on different streams.
-
-# %%
-@dataclass(frozen=True)
-class SharedWorkspaces:
-    """Of one device."""
-
-    stream: Any
-    pool: Any
-    turn: Any = field(default_factory=threading.Lock)
-    replayed: Any = field(default_factory=torch.cuda.Event)
-
-    @classmethod
-    @functools.cache
-    def of(cls, device: int) -> "SharedWorkspaces":
-        stream = ctypes.c_void_p()
-        if error := ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(stream), 1):     # 1: not ordered with the default stream
-            raise RuntimeError(f"cuStreamCreate: error {error}")
-        return cls(torch.cuda.ExternalStream(stream.value, device), torch.cuda.MemPool())
-
-    def prepare(self) -> None:
-        """This thread has a workspace on `stream`, in `pool`."""
-        with torch.cuda.use_mem_pool(self.pool), torch.cuda.stream(self.stream):
-            torch.cuda.current_blas_handle()
-
-    def replay(self, graph) -> None:
-        with self.turn:
-            self.replayed.wait()
-            graph.replay()
-            self.replayed.record()
-
-
-def is_only_thread() -> bool:
-    """Is this the only thread that may call libraries? The threads of PyTorch's backward passes, which Python did not start, work
-    while another waits."""
-    started = [t for t in threading.enumerate() if not isinstance(t, threading._DummyThread) and not t.name.startswith("minicompile")]
-    return len(started) <= 1 and (threading.current_thread() in started or torch._C._current_graph_task_id() >= 0)
-
-# %% [markdown]
-# `record` is PyTorch's context manager with four more precautions. A recording starts by waiting for the device, so no
-# other thread may record meanwhile. The garbage collector must not run, since it might free another graph. Before it, PyTorch clears
-# the place of the generator's offset on a stream of its own: a replay that overtook this would draw the numbers of the
-# first call once more, so the caller's stream waits for it. And if something makes the recording invalid, so that it
-# cannot be ended, `give_up` does what the context manager then leaves out. `queue_behind` keeps calls on different
-# streams in order, since all graphs of a function write to one pool. `borrow` makes a tensor that looks at the pool's
-# memory without owning it.
-
-# %%
-class CudaRecorder:
-    """Records on a private memory pool that all graphs of one compiled function share. Sharing is sound as
-    long as they replay in the order of recording (forward, then backward), and tensors that must survive in
-    between are kept referenced."""
-
-    def __init__(self):
-        self.pool = None
-
-    def usable(self, tensors: Sequence[torch.Tensor]) -> bool:
-        return all(t.is_cuda for t in tensors) and torch.cuda.is_available()
-
-    def objection(self, compiled: Callable) -> str | None:
-        """Why a compiled graph cannot be recorded, or None."""
-        schedule = getattr(compiled, "schedule", None)
-        for step in schedule.steps if schedule else ():     # an interpreted graph is judged by its inputs
-            for name in (*step.inputs, *written_by(step)):
-                if schedule.program.buffers[name].device.type != "cuda":
-                    return f"{step.name} uses {name}, which is on the CPU"
-        return None
-
-    def record(self, fn: Callable[[list], list], inputs: list) -> tuple[Callable[[], None], list]:
-        """Returns `replay` and the outputs, which each replay rewrites. Recording executes nothing:
-        the inputs keep their values. `fn` empties the list `inputs`: memory that nothing else refers to is
-        free for the rest of the recording."""
-        with RECORDING, without_collection():
-            if self.pool is None:
-                self.pool = torch.cuda.graph_pool_handle()
-            graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-            shared = None if is_only_thread() else SharedWorkspaces.of(torch.cuda.current_device())
-            if shared is None:
-                torch._C._cuda_clearCublasWorkspaces()
-            else:
-                shared.prepare()
-            recording = torch.cuda.graph(graph, self.pool, shared and shared.stream, capture_error_mode="thread_local")
-            try:
-                with tables_after_recording(), recording:
-                    outputs = fn(inputs)
-                    if shared is None:
-                        torch._C._cuda_clearCublasWorkspaces()
-            finally:
-                if torch.cuda.current_stream() != stream:
-                    self.give_up(graph, stream)
-            stream.wait_stream(recording.capture_stream)
-        return functools.partial(shared.replay, graph) if shared else graph.replay, outputs
-
-    def give_up(self, graph, stream) -> None:
-        """Clean up where the end of a recording has failed, because something had made it invalid. PyTorch leaves its stream current,
-        the allocator with its pool, and the generator in the middle of a recording, which one that succeeds puts right."""
-        BROKEN.append(graph)
-        torch.cuda.set_stream(stream)
-        with contextlib.suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self.pool)
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
-            torch.zeros((), device=stream.device)
-        self.pool = None
-
-    def leave_pool(self) -> None:
-        """What is recorded from now on lies elsewhere than what was recorded before."""
-        self.pool = None
-
-    def queue_behind(self, last: Any) -> Any:
-        """Make what is launched next wait for what was launched on the stream `last` (None: nothing was).
-        Returns the stream of what is launched next."""
-        raw = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
-        if last is not None and last.cuda_stream == raw:
-            return last
-        stream = torch.cuda.current_stream()
-        if last is not None:
-            stream.wait_stream(last)
-        return stream
-
-    def borrow(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same memory, without keeping it from being freed. The pool outlives the borrower, because every
-        recording holds the pool."""
-        size = tensor.untyped_storage().nbytes()
-        start = tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
-        storage = torch._C._construct_storage_from_data_pointer(start, tensor.device, size)
-        return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
-            storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 # %% [markdown]
 # ## One recording
@@ -328,8 +141,7 @@ class GraphSet:
 # The first call runs normally: kernels are still being compiled and tuned, libraries allocate workspaces.
 # The second is recorded. Numbers (dynamic sizes, floats that vary) are baked into a recording, so each
 # combination has its own; floats as text, since 0.0 equals -0.0, and nan differs from itself.
-
-# %% [markdown]
+#
 # A `GraphedCallable` stands where the host program stood. For each combination of numbers among its
 # arguments (`key`) it is in one of three states: not seen, seen once, recorded. `with_graph` asks the
 # questions in their order. Without a recording, `start` runs the function or records it. With one, would a

@@ -8,13 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import compile_function, run_and_grads
-from torch import fx
 
 from minicompile.ch05_autograd.callables import interpret_aten
 from minicompile.ch05_autograd.cleanup import is_random
-from minicompile.ch05_autograd.joint import trace_joint
 from minicompile.ch05_autograd.maxflow import Network, add_edge, add_vertex, maximum_flow, sink_side
-from minicompile.ch05_autograd.partition import choose_saved, split_nodes
 from minicompile.ch05_autograd.runtime import compile_training
 from minicompile.ch06_decompositions.decompose import decompose
 
@@ -89,19 +86,6 @@ def test_matmuls_are_not_repeated():
 def test_a_matmul_operand_is_saved_as_forward_wrote_it():
     c = compile_function(lambda x, v, w: F.linear(F.gelu(F.linear(x, v)), w), [rand(8, 8), rand(8, 8), rand(8, 8)])
     assert aten.gelu.default in saved_targets(c) and aten.gelu.default not in backward_targets(c)
-
-
-def test_memory_preference_recomputes_matmul_operands():
-    graph = fx.Graph()
-    nodes = [graph.placeholder(n) for n in "xvw"]
-    graph.output((graph.call_function(F.linear, (graph.call_function(F.gelu, (
-        graph.call_function(F.linear, (nodes[0], nodes[1])),)), nodes[2])),))
-    from minicompile.ch01_graphs.fake import FakeMode
-    mode = FakeMode()
-    joint = trace_joint(fx.GraphModule(torch.nn.Module(), graph), [mode.from_real(rand(8, 8)) for _ in range(3)])
-    halves = split_nodes(joint)
-    names = lambda prefer: {n.target for n in choose_saved(joint, halves, prefer)}
-    assert aten.gelu.default in names("speed") and aten.gelu.default not in names("memory")
 
 
 def test_the_residual_stream_is_saved_not_rebuilt():

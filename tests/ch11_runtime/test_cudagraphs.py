@@ -19,7 +19,8 @@ import minicompile
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch05_autograd.runtime import compile_training
 from minicompile.ch06_decompositions.decompose import decompose
-from minicompile.ch11_runtime.cudagraphs import CudaRecorder, GraphSet, graphed, outputs_that_leave
+from minicompile.ch11_runtime.cudagraphs import GraphSet, graphed, outputs_that_leave
+from minicompile.ch11_runtime.recorder import CudaRecorder
 from minicompile.driver import compile_aten
 
 KINDS = [pytest.param("cpu", id="fake"), pytest.param("cuda", id="real", marks=pytest.mark.gpu)]
@@ -152,7 +153,7 @@ def test_threads_and_streams_of_a_gpu(streams):
 
 ALONE = """
 import threading, torch
-from minicompile.ch11_runtime.cudagraphs import is_only_thread
+from minicompile.ch11_runtime.recorder import is_only_thread
 
 def answer(done=None):
     found.append(is_only_thread())

@@ -298,7 +298,7 @@ def add_nodes(r: Exploration, pane: str, gm, made_from) -> dict[str, list[str]]:
 
 # ---- the cut ----------------------------------------------------------------------------------------------
 
-def record_cut(r: Exploration, ids: dict, joint, halves, saved, prefer) -> None:
+def record_cut(r: Exploration, ids: dict, joint, halves, saved) -> None:
     """Every saved value with its price and the cheapest cut without it, and marks on the nodes of the joint graph."""
     from ...ch05_autograd.partition import INFINITE, choose_saved, forward_use, must_not_recompute, price, stages
     asked: dict = {}
@@ -307,7 +307,7 @@ def record_cut(r: Exploration, ids: dict, joint, halves, saved, prefer) -> None:
         asked[node] = price(node, joint, written), written
         return asked[node][0]
 
-    choose_saved(joint, halves, prefer, prices)
+    choose_saved(joint, halves, prices)
     nodes = [n for n in joint.gm.graph.nodes if n.op != "output" and n not in halves.backward]
     stage, deadline = stages(nodes, halves), time.perf_counter() + SECONDS_FOR_ALTERNATIVES
     by_id = {i.id: i for i in r.items}
@@ -332,9 +332,9 @@ def record_cut(r: Exploration, ids: dict, joint, halves, saved, prefer) -> None:
         if node.op == "placeholder" and not cost:
             r.add("cut", f"{node.name}: an input, which is alive anyway", ids.get(node.name, ()), "input", price="nothing")
             continue
-        why = "" if node.op == "placeholder" else why_not_again(node, halves, forward_use(node, halves, stage), prefer, must_not_recompute)
+        why = "" if node.op == "placeholder" else why_not_again(node, halves, forward_use(node, halves, stage), must_not_recompute)
         other = "not looked for: there are too many" if time.perf_counter() > deadline else \
-            alternative(node, joint, halves, saved, prefer, asked)
+            alternative(node, joint, halves, saved, asked)
         r.add("cut", f"{node.name}: {printing.type_text(node.meta.get('val'))}, {size_in_words(cost)}", ids.get(node.name, ()), "saved",
               price=size_in_words(cost), counted="once: forward writes it anyway" if written else "twice: a write and a read",
               not_recomputed_because=why, the_alternative=other)
@@ -342,11 +342,11 @@ def record_cut(r: Exploration, ids: dict, joint, halves, saved, prefer) -> None:
     r.summary["saved for backward"] = f"{size_in_words(total)} of memory traffic"
 
 
-def alternative(node, joint, halves, saved, prefer, asked) -> str:
+def alternative(node, joint, halves, saved, asked) -> str:
     """The cheapest cut that does not contain `node`, in words."""
     from ...ch05_autograd.partition import INFINITE, choose_saved, price
     try:
-        others = choose_saved(joint, halves, prefer, lambda n, joint, written: INFINITE if n is node else price(n, joint, written))
+        others = choose_saved(joint, halves, lambda n, joint, written: INFINITE if n is node else price(n, joint, written))
     except AssertionError:
         return "none: without it backward cannot be computed"
     more = sum(asked[n][0] for n in others if n in asked) - sum(asked[n][0] for n in saved if n in asked)
@@ -355,9 +355,9 @@ def alternative(node, joint, halves, saved, prefer, asked) -> str:
     return f"save {words or 'nothing'} instead, for {size_in_words(more)} more" if more else f"save {words} instead, for the same price"
 
 
-def why_not_again(node, halves, use, prefer, must_not_recompute) -> str:
+def why_not_again(node, halves, use, must_not_recompute) -> str:
     from ...ch05_autograd.partition import is_cheap, is_equality_of_floats, is_random, rereads
-    if not must_not_recompute(node, halves, use, prefer):
+    if not must_not_recompute(node, halves, use):
         return ""
     reasons = {"a second draw would give other numbers": lambda: is_random(node),
                "it is a library call or a reduction: dear to compute, or small": lambda: not is_cheap(node),
