@@ -6,7 +6,7 @@ Reasons are written where something fails, and say what. This table is the other
 import re
 
 BREAKS = [                       # (pattern in the reason, what to do); the first that fits
-    (r"branch on the values|bool\(\) of a tensor",
+    (r"branch on the values",
      "Write the choice as torch.where(condition, a, b), or decide on something that is no tensor, such "
      "as a shape."),
     (r"\bprint\(\)", "Print after the compiled function has returned, or use a logger outside of it."),
@@ -15,12 +15,11 @@ BREAKS = [                       # (pattern in the reason, what to do); the firs
      "Keep the value a 0-d tensor, or read it after the compiled function has returned."),
     (r"__bool__|`in` of a tensor",
      "Compare with tensor operations, such as (a == b).any(), and keep the result a tensor."),
-    (r"nonzero|masked_select|unique|depends on tensor values|boolean mask",
+    (r"nonzero|masked_select|unique|depends on tensor values",
      "The size of the result depends on values: use torch.where, or move it out of the compiled "
      "function."),
     (r"inference_mode", "Enter it around the call of the compiled function, or use torch.no_grad() inside."),
     (r"sdpa_kernel", "Enter it around the call of the compiled function."),
-    (r"of parameters on a GPU", "Call it outside of the compiled function; the graph before it, backward included, stays one."),
     (r"backward\(\)|optimizer|\btorch\.optim\b|autograd\.grad$", "Call it outside of the compiled function."),
     (r"a hook waits|has registered", "Call backward() in the same function, or register the hook outside of it."),
     (r"Tensor\.(requires_grad_|detach_|register_hook|retain_grad|set_|resize_)\(",
@@ -41,13 +40,8 @@ BREAKS = [                       # (pattern in the reason, what to do); the firs
     (r"C function|call of the C|a call of",
      "Move the call out of the compiled function, write it with tensor operations, or make it an "
      "operator with torch.library.custom_op."),
-    (r"inside a loop",
-     "Move the instruction that breaks out of the loop, or compile the loop's body as a function of its "
-     "own."),
-    (r"inside a try|inside a with",
-     "Move the instruction that breaks out of the block, or compile the code inside as a function."),
     (r"generator|coroutine", "Compile the functions that it calls instead."),
-    (r"creating a|making a class", "Create it once, outside of the compiled function."),
+    (r"creating a|making the class", "Create it once, outside of the compiled function."),
     (r"changing the parameters or submodules", "Change the module outside of the compiled function."),
     (r"the program raises", "Nothing to do if the exception is meant; that call runs as plain Python."),
     (r"subclass|layout", "Convert to a plain dense tensor before the call."),

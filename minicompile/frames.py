@@ -172,6 +172,11 @@ def file_of(function, code) -> str:
 
 # %% [markdown]
 # ## On a miss
+#
+# `on_miss` first looks for reasons to let CPython evaluate the frame: the stance of the moment, that this code was given up, or that
+# nothing may be compiled at this point of the program (`why_not_here`). Otherwise it waits for its turn, since one thread compiles
+# at a time, and takes the version that another thread has made meanwhile, or makes one. If in the end nothing has run, what
+# traces did ahead of the graph is taken back (`undo`).
 
 # %%
 @marks.passed_over
@@ -301,8 +306,8 @@ def is_deep() -> bool:
 # **When to stop.** The limit is for what goes on for ever: a counter, a size, a name that is new at each call. Flags, and which arguments
 # are None or of which types, are another matter. A program has a few such patterns, and each of them is another program: for a batch with
 # four optional tensors, sixteen. So the limit counts the versions of one pattern, those that fit the call at hand in all that is
-# `finite`. For all patterns together it is four times as high. Where somebody asked for strictness, with `fullgraph=True` or with a
-# limit of their own, every version counts.
+# `finite`. For all patterns together it is four times as high, and for all models of a class eight times. Where somebody asked for
+# strictness, with `fullgraph=True` or with a limit of their own, every version counts.
 
 # %%
 def over_limit(state: FrameState, function, args) -> bool:

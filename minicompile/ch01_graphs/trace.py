@@ -44,13 +44,6 @@ aten = torch.ops.aten
 # that created it, and while the engine executes an autograd node PyTorch tells us which, so a backward
 # operator inherits the provenance of its forward one.
 #
-# What the methods do, in the order of their use: `placeholder` makes an input. `__torch_dispatch__` gets each
-# call, replaces tensors among its arguments by nodes (`node_of`), runs the operator on fakes, writes the node
-# with its provenance, and binds the results to it. A `detach` is not written down. Its result is another fake
-# for the same node, since a graph has no notion of being detached. `remember_grad_fns` is called after each
-# forward operation, for the sake of the backward operators that will come. `finish` makes the output.
-
-# %% [markdown]
 # The recorder itself. While it is active, every operator that PyTorch dispatches comes to `__torch_dispatch__`, which
 # computes the result on fakes and writes a node. `nodes` leads from a fake to the node that made it, and holds the
 # fake, so that no other one can get its `id`. `node_of` asks it for each argument. A tensor that is not in there is a
@@ -67,8 +60,7 @@ aten = torch.ops.aten
 # up what it remembered when that node was made (`remember_grad_fns`; those of
 # `DERIVED_OTHERWISE` get a hook). Where several gradients come in, `tangents_of`
 # says which lead to an autograd node, and what runs there is marked so. `passes` and `backward` count backward passes
-# that are recorded in the middle of a program (chapter 12). `finish` makes a module of the graph, and leaves out what
-# nothing needs.
+# that are recorded in the middle of a program (chapter 12).
 
 # %%
 class Recorder(DispatchMode):

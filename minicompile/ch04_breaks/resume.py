@@ -46,7 +46,6 @@
 # In tracebacks a resume function goes by the name of its original. Only its qualified name says where it begins.
 
 # %%
-import sys
 import types
 import weakref
 from dataclasses import dataclass, field
@@ -54,12 +53,12 @@ from dataclasses import dataclass, field
 from .. import marks
 from ..ch03_capture.binding import SUSPENDS
 from ..ch03_capture.hook import kept, record
+from ..ch03_capture.tracer import PYTHON
 from ..errors import Unsupported
 from . import bytecode as bc
 
 VALUE, NULL, CONTEXT, HANDLING, LASTI = "value", "null", "context", "handling", "lasti"
 HAS_ARGUMENT = (VALUE, CONTEXT, HANDLING)
-PYTHON = sys.version_info[:2]
 
 
 # %% [markdown]

@@ -27,10 +27,11 @@ import sys
 from dataclasses import dataclass, field, replace
 
 from ..ch03_capture.hook import kept
+from ..ch03_capture.tracer import PYTHON
 from ..errors import Unsupported
 from . import bytecode as bc
 from .resume import (
-    CONTEXT, HANDLING, HAS_ARGUMENT, NULL, PYTHON, VALUE, Draft, ResumePoint, TailCall, assemble,
+    CONTEXT, HANDLING, HAS_ARGUMENT, NULL, VALUE, Draft, ResumePoint, TailCall, assemble,
     make_resume, origin_of, parameters_at, pieces)
 
 

@@ -46,7 +46,7 @@ EMPTY = TupleVal()
 # %% [markdown]
 # ## Making containers
 #
-# The interpreter's own containers hold stand-ins, so a constructor is a line that makes one of them from the items of
+# The interpreter's own containers hold values, so a constructor is a line that makes one of them from the items of
 # its argument. `unpack` gives these items for everything that can be iterated over. What fills a dictionary goes
 # through `dict_update`, as in Python.
 
@@ -236,7 +236,7 @@ for _function in (ord, chr, hex, bin, oct, int.from_bytes, str.maketrans):
 
 # %% [markdown]
 # `hash(x)` may be an address, which is another number in each process, so only hashes that follow from contents
-# are constants. Of a tuple they are computed by Python itself, from stand-ins that have the items' hashes.
+# are constants. Of a tuple they are computed by Python itself, from objects that have the items' hashes.
 
 # %%
 class Hashed:
@@ -481,7 +481,6 @@ def attribute_name(name) -> str:
 # %%
 @handles(super)
 def make_super(tx, cls=None, obj=None):
-    # The class is in a cell of the method, the object is its first argument
     if cls is None:
         frame = tx.frames[-1]
         if "__class__" not in frame.locals:

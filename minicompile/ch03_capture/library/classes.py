@@ -77,7 +77,7 @@ def stand_in(tx, value: AbstractValue):
 # and so does the trace: the body is inlined with a dictionary of the trace for its namespace. `make_class` then
 # makes a *real* class, because so much of Python asks classes for what they are (`isinstance`, the order of bases,
 # `super()`). Its attributes are stand-ins, empty functions under whose identity the trace finds the values.
-# `made_classes` remembers the class, and nothing that is an instance of it may leave the trace. A metaclass, slots
+# `tx.classes.made` remembers the class, and nothing that is an instance of it may leave the trace. A metaclass, slots
 # or `__init_subclass__` would run code in the middle of this, and break the graph.
 
 # %%

@@ -373,7 +373,7 @@ for _name in ("update", "intersection_update", "difference_update", "symmetric_d
 
 
 # %% [markdown]
-# Methods that change one item keep two things in step: `items`, from a key that can be hashed to the stand-in, and
+# Methods that change one item keep two things in step: `items`, from a key that can be hashed to the value, and
 # `order`, a real set of these keys, which gives items in the order in which Python's own set would. `touch` tells the
 # side effects that the set has changed.
 

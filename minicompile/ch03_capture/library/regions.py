@@ -43,7 +43,7 @@ from ..wrap import wrap
 #
 # `ctx` is an ordinary object of the trace: whatever the forward sets on it, the backward finds there. The
 # tensors among that may be anything of the outer graph. When the backward reads one, it becomes an input of
-# the backward's graph (`lift`), and an operand of the joining node.
+# the backward's graph (`node_here` in `tensors.py`), and an operand of the joining node.
 
 # %%
 class TracedContext(FunctionCtx):
