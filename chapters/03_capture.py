@@ -829,7 +829,7 @@ del HANDLED[zlib.crc32]
 # TorchDynamo is built on the same two doors, PEP 523 and a Python interpreter of bytecode. Three
 # differences are worth knowing.
 #
-# - Its values (`VariableTracker`) are some two hundred classes that carry behaviour. Ours are small
+# - Its values (`VariableTracker`) are more than two hundred classes that carry behaviour. Ours are small
 #   records, and behaviour is in tables keyed by the kind of value. With classes, a subclass can refine one
 #   method and inherit the rest, which pays off when hundreds of people add special cases. With tables,
 #   everything that `call` can do is in one place.

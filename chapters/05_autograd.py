@@ -203,9 +203,9 @@ print(print_graph(made.gm))
 # has two flags for autograd. `detach` is true if the program has taken the view behind a `detach()`, so that no
 # gradient may flow through it, and `no_grad` is true if the program has taken it under `torch.no_grad()`. To find the
 # steps, each output is followed back through the recording, as long as the node shows the memory of one of its
-# arguments. `viewed_argument` finds this argument by comparing the storages of the fakes. An operator with several
-# results is followed by a `getitem` node, whose index becomes a part of the step. An operator that writes returns the
-# tensor that it was given, so it adds no step:
+# arguments. `viewed_by` finds this argument by comparing the storages of the fakes. An operator with several
+# results is followed by a `getitem` node, whose index becomes a part of the step (`made_by` gives the operator and the
+# index). An operator that writes returns the tensor that it was given, so it adds no step:
 #
 # %show minicompile.ch05_autograd.joint.view_chain
 #
@@ -835,7 +835,7 @@ for n in forward_nodes:
         "saved" if n in cut else "input" if n.op == "placeholder" else "compute",
     )
     edges += [(a.name, n.name) for a in n.all_input_nodes]
-    if n.op == "placeholder" or must_not_recompute(n, halves, use, "speed"):
+    if n.op == "placeholder" or must_not_recompute(n, halves, use):
         edges.append(("source", n.name))
     if any(u in halves.backward for u in n.users):
         edges.append((n.name, "backward"))

@@ -388,7 +388,7 @@ print(part(variance, "double mean", "    // "))
 # %% [markdown]
 # The position of a maximum and the online softmax work in the same way. (The softmax above is not online: on a CPU it
 # walks its row three times, and only the generator of chapter 9 joins the maximum and the sum.) Their merging steps are functions in
-# `reductions.h`, a file of 60 lines that is put in front of the kernels.
+# `reductions.h`, which is put in front of the kernels.
 #
 # ### Two iterations that hit one element
 #

@@ -1752,8 +1752,7 @@ if __name__ == "__main__":
 # - `minimum_cut`: [](ref:minicompile.ch05_autograd.maxflow.maximum_flow). Dinitz's algorithm, which pushes along many
 #   paths at a time.
 # - `to_save`: [](ref:minicompile.ch05_autograd.partition.choose_saved). Prices that know what will be fused.
-# - `partition`: [](ref:minicompile.ch05_autograd.partition.partition). Random numbers, checkpoints, memory instead of
-#   speed.
+# - `partition`: [](ref:minicompile.ch05_autograd.partition.partition). Random numbers, checkpoints.
 
 # %% [markdown] tags=["page"]
 # ## Part 8. Loops

@@ -8,7 +8,7 @@
 # real object, where it was found (its *source*), and the attributes that the traced program has written so
 # far; the real object is never touched (`effects.py`).
 #
-# The real torch.compile calls these `VariableTracker` and has some two hundred classes, each with methods
+# The real torch.compile calls these `VariableTracker` and has more than two hundred classes, each with methods
 # for every operation. Here a value is only data. What can be done with it lives in tables, one for each
 # question, filled by small functions next to the prose that explains them:
 #

@@ -47,8 +47,6 @@ def is_random(node: fx.Node) -> bool:
     return not any(a.name == "dropout_p" for a in op._schema.arguments) or argument_of(node, "dropout_p") != 0.0
 
 
-
-
 def may_refuse(node: fx.Node) -> bool:
     """Whether the program asks for what the operator may decline to do, depending on the numbers that it is given."""
     if "asked" not in node.meta or "backward" in node.meta or not isinstance(node.target, torch._ops.OpOverload):

@@ -159,8 +159,7 @@ def visit_getitem(f: Functionalizer, node: fx.Node):
 
 # %% [markdown]
 # An in-place operator: run the counterpart, write what it returned, and let the node stand for the tensors
-# that were written. `copy_` and `zero_` need no counterpart: what they write does not depend on what was
-# there.
+# that were written. `copy_` needs no counterpart: what it writes is its operand.
 #
 # `x -= x.t()` would overwrite elements that it has yet to read. Eager refuses it, by a rule that looks at
 # windows without gaps only; the same rule here leaves the refusal to eager. Windows onto memory that overlap

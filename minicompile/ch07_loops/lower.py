@@ -6,7 +6,7 @@
 # table becomes an `Extern`: its ATen kernel is called on whole tensors. So coverage is complete from the
 # first day, and the table is a list of the operators that are worth fusing.
 #
-# torch.compile's Inductor has the same structure, in about fifteen thousand lines; most of the difference is
+# torch.compile's Inductor has the same structure, in more than twenty thousand lines; most of the difference is
 # hardware, layouts and templates that we leave to later chapters.
 
 # %%
