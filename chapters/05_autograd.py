@@ -961,8 +961,8 @@ Table(["what is kept", "bytes", "which values"], rows)
 # gradient would be lost. A node that forward does not need, or that has no operands, may always be computed in backward.
 # What is left are pointwise operators of forward. They may be computed again, with two exceptions. The first is
 # `use.far`: a loop behind a library call reads the value, so forward has written it, and it is in memory. The
-# second is `called`: a library call of forward reads the value, so it has been written, and a library call of backward
-# reads it from memory, too. In both cases a second computation would only replace a read by more work.
+# second is next to it: a library call of forward reads the value (`use.library`), so it has been written, and a library
+# call of backward reads it from memory, too. In both cases a second computation would only replace a read by more work.
 #
 # To see what it is worth, take the policy away:
 
