@@ -210,6 +210,33 @@ class InPlaceFunction(torch.autograd.Function):
         return grad * 2
 
 
+class SavedInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x.relu_()
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, = ctx.saved_tensors
+        return grad * (x > 0)
+
+
+class InPlaceProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(w)
+        ctx.mark_dirty(x.mul_(w))
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        w, = ctx.saved_tensors
+        return grad * w, grad * 5
+
+
 class Printing(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -338,9 +365,66 @@ def function_once_differentiable():
     return f, (rand(4),)
 
 
-@feature(graphs=None)
+@feature
 def function_in_place():
     return lambda x: InPlaceFunction.apply(x.clone()) + x, (rand(4),)
+
+
+@feature
+def function_written_in_place_is_its_argument():
+    def f(x):
+        y = x * 2
+        z = InPlaceFunction.apply(y)
+        z.add_(1)
+        return z is y, y * z, y
+    return f, (rand(4),)
+
+
+@feature
+def function_written_in_place_twice():
+    def f(x):
+        y = x * 2
+        for _ in range(2):
+            y = SavedInPlace.apply(InPlaceFunction.apply(y)) + 1
+        return y
+    return f, (rand(4),)
+
+
+@feature
+def function_written_in_place_without_gradients():
+    def f(x):
+        y = x.detach()
+        return InPlaceFunction.apply(y) is y, x * y
+    return f, (rand(4),)
+
+
+@feature
+def function_written_in_place_gets_a_history():
+    def f(x):
+        y = torch.ones(4)
+        return InPlaceProduct.apply(y, x), y.requires_grad
+    return f, (rand(4),)
+
+
+@feature(graphs=None)
+def function_written_in_place_saved_and_written_again():
+    def f(x):
+        y = SavedInPlace.apply(x * 2)
+        y.add_(1)
+        try:
+            torch.autograd.grad(y.sum(), x)
+        except RuntimeError:
+            return "raised"
+    return f, (rand(4),)
+
+
+@feature(graphs=None)
+def function_written_in_place_a_view():
+    def f(x):
+        y = x * 2
+        row = y[1:]
+        return InPlaceFunction.apply(row) + 1, y
+    return f, (rand(4),)
 
 
 @feature(graphs=None)

@@ -81,13 +81,14 @@ def apply_function(tx: Tracer, function: ObjVal, *args) -> AbstractValue:
         if two_steps:
             call(tx, get_attribute(tx, function, "setup_context"), [ctx, TupleVal(items=list(args)), output])
         outputs = list(output.items) if type(output) is TupleVal else [output]
-        raw = [alias_of_input(tx, o, args) for o in outputs]
+        joined = mode and any(needs) and any(type(o) is TensorVal for o in outputs)
+        dirty = noted(ctx, "dirty_tensors")
+        if any(d not in outputs or joined and not can_be_dirty(tx, d) for d in dirty):
+            unsupported(tx, f"{cls.__name__} marks an input as dirty")
+        raw = [(emit(tx, "clone", [o]) if joined else o) if o in dirty else alias_of_input(tx, o, args) for o in outputs]
     finally:
         set_grad(tx, mode)
     tensors = [o for o in raw if type(o) is TensorVal]
-    joined = mode and any(needs) and tensors
-    if noted(ctx, "dirty_tensors"):
-        unsupported(tx, f"{cls.__name__} marks an input as dirty")
     if tx.outer is not None:
         unsupported(tx, f"{cls.__name__} inside of the backward of another function")
     if len(set(map(id, tensors))) < len(tensors) or any(
@@ -95,14 +96,38 @@ def apply_function(tx: Tracer, function: ObjVal, *args) -> AbstractValue:
         unsupported(tx, f"the outputs of {cls.__name__}")
     if joined:
         fixed = {id(v) for v in noted(ctx, "non_differentiable")}
-        joined = join(tx, function, ctx, args, needs, raw, [id(o) in fixed for o in outputs])
+        written = {o.node: r for o, r in zip(outputs, raw) if o in dirty}
+        joined = join(tx, function, ctx, args, needs, raw, [id(o) in fixed for o in outputs], written)
+        for r in written.values():
+            del tx.tensors.of_fake[id(r.fake)]
         raw = [next(joined) if type(o) is TensorVal else o for o in raw]
+        raw = [renamed_to(tx, o, r) if o in dirty else r for o, r in zip(outputs, raw)]
     return TupleVal(items=raw) if type(output) is TupleVal else raw[0]
 
 
 def alias_of_input(tx, output, args):
     """Autograd never returns the very tensor it was given."""
     return emit(tx, "view_as", [output, output]) if any(output is a for a in args if type(a) is TensorVal) else output
+
+
+# %% [markdown]
+# An input that the forward has written to, and marked as dirty, is different: it is returned itself, with the function as its history.
+# What stands for it gets other memory, with the same numbers, where nobody else can see the one that it had.
+
+# %%
+def can_be_dirty(tx, tensor) -> bool:
+    """Whether the trace has made it, alone in its memory."""
+    return type(tensor) is TensorVal and tensor.real is None and not tx.effects.pure_since and \
+        not tensor.fake._is_view() and not (tensor.fake.is_leaf and tensor.fake.requires_grad) and \
+        sum(storage_key(v.fake) == storage_key(tensor.fake) for v in tx.tensors.of_fake.values()) == 1
+
+
+def renamed_to(tx, tensor: TensorVal, other: TensorVal) -> TensorVal:
+    """`tensor`, which is what `other` is from here on."""
+    tx.tensors.of_fake[id(tensor.fake)] = TensorVal(node=tensor.node, fake=tensor.fake)
+    tensor.node, tensor.fake, tensor.number = other.node, other.fake, None
+    tx.tensors.of_fake[id(tensor.fake)] = tensor
+    return tensor
 
 
 def shares_memory(tensor: TensorVal, args) -> bool:
@@ -119,8 +144,9 @@ def shares_memory(tensor: TensorVal, args) -> bool:
 # and guarded when the forward is called; eager reads it later.
 
 # %%
-def join(tx: Tracer, function, ctx, args, needs, raw, fixed):
-    """Emit the node that gives the outputs `raw` the backward of `function`; yields its tensors."""
+def join(tx: Tracer, function, ctx, args, needs, raw, fixed, written):
+    """Emit the node that gives the outputs `raw` the backward of `function`; yields its tensors. written: node of a dirty input -> the
+    output that it is."""
     name = function.real.__name__
     tensors = [o for o in raw if type(o) is TensorVal]
     inputs = [a for a in args if type(a) is TensorVal]
@@ -136,6 +162,7 @@ def join(tx: Tracer, function, ctx, args, needs, raw, fixed):
     lifted: dict = {}
     graphs = {case: trace_backward(tx, function, ctx, args, needs, raw, case, lifted) for case in cases}
     own = {v.node: i for i, v in reversed(list(enumerate((*tensors, *inputs))))}
+    own.update({n: tensors.index(o) for n, o in written.items()})
     others = [n for n in lifted if n not in own]
     place = {**own, **{n: len(tensors) + len(inputs) + i for i, n in enumerate(others)}}
     saved = {v.node for v in noted(ctx, "to_save") if type(v) is TensorVal}
