@@ -97,12 +97,23 @@ def _openmp() -> tuple[str, ...]:
     return inside[0], "-Wl,--as-needed", "-nodefaultlibs", "-lgcc", "-lc"
 
 
+def _glibc() -> int:
+    """The version of glibc, 235 for 2.35; 0 for another library of C."""
+    try:
+        name, version = os.confstr("CS_GNU_LIBC_VERSION").split()
+        major, minor = version.split(".")[:2]
+        return int(major) * 100 + int(minor) if name == "glibc" else 0
+    except (ValueError, AttributeError, OSError):
+        return 0
+
+
 @functools.cache
 def _companions() -> tuple[str, str]:
     here = Path(__file__).parent
     prelude, reductions, launch = ((here / f"{name}.h").read_text()
                                    for name in ("prelude", "reductions", "launch"))
-    return f"#define MC_ERF_Q(t) {erf_polynomial('MC_FMA({}, t, {})')}\n{prelude}{reductions}", launch
+    defined = f"#define MC_GLIBC {_glibc()}\n#define MC_ERF_Q(t) {erf_polynomial('MC_FMA({}, t, {})')}\n"
+    return defined + prelude + reductions, launch
 
 # %% [markdown]
 # ## One file

@@ -130,7 +130,8 @@ form("signbit", float="mc_bits<int32_t>({0}) < 0", float64="mc_bits<int64_t>({0}
 form("bitwise_not", int="({t})(~{0})", bool="!{0}")
 
 # %% [markdown]
-# Functions without a polynomial of ours are calls into libm: right, but one element at a time.
+# Functions without a polynomial of ours are calls into libm: for vectors where it has them (`MC_VECTOR` in `prelude.h`), else one
+# element at a time.
 
 # %%
 def _suffix(dtype: torch.dtype) -> str:

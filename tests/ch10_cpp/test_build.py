@@ -1,5 +1,6 @@
 """Compiling, loading, caching, threads and call cost."""
 import os
+import platform
 import subprocess
 import sys
 import warnings
@@ -122,6 +123,28 @@ assert len(os.listdir("/proc/self/task")) <= before
     assert done.returncode == 0, done.stderr
 
 
+def vectorised(source) -> str:
+    """What g++ says of the loops that it has made vectors of."""
+    text = build._file_text([(*build._named(source), source)])
+    command = [build.compiler(), *build.FLAGS, "-fopt-info-vec-optimized", "-x", "c++", "-", "-o", os.devnull]
+    return subprocess.run([c for c in command if c != "-w"], input=text, capture_output=True, text=True).stderr
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or build._glibc() < 235, reason="asks for the vectors of glibc 2.35 for x86")
+@pytest.mark.parametrize("names, dtype", [("exp log tanh erf sin cosh pow sigmoid erfinv", torch.float64),
+                                          ("tan asin sinh atanh erfc atan2 hypot pow erfinv", torch.float32)])
+def test_functions_of_libm_are_called_for_vectors(names, dtype, fresh_cache):
+    if "clang" in build.compiler():
+        pytest.skip("asks g++ what it has vectorised")
+    x, y = torch.rand(512, dtype=dtype), torch.empty(512, dtype=dtype)
+    for name in names.split():
+        i, b = variables("i", 512), Body()
+        v = b.load("x", i[0].expr, dtype)
+        b.store("y", i[0].expr, getattr(b, name)(*[v, v][:2 if name in ("pow", "atan2", "hypot") else 1]))
+        told = vectorised(emit_cpp(kernel(i, (), [(i, (), b)], {"x": x}, {"y": y})))
+        assert "loop vectorized" in told, name
+
+
 def test_clamped_bytes_are_made_in_vectors(fresh_cache):
     """What becomes of `max`, `min` and a cast must stay straight-line code: g++ has made branches of it."""
     if "clang" in build.compiler():
@@ -131,8 +154,5 @@ def test_clamped_bytes_are_made_in_vectors(fresh_cache):
     low, high = (b.constant(number, dtype=torch.float32) for number in (-128.0, 127.0))
     value = b.minimum(b.maximum(value, low), high)
     b.store("y", i[0].expr, b.to_dtype(value, torch.int8))
-    source = emit_cpp(kernel(i, (), [(i, (), b)], {"x": x}, {"y": y}))
-    text = build._file_text([(*build._named(source), source)])
-    command = [build.compiler(), *build.FLAGS, "-fopt-info-vec-optimized", "-x", "c++", "-", "-o", os.devnull]
-    told = subprocess.run([c for c in command if c != "-w"], input=text, capture_output=True, text=True).stderr
+    told = vectorised(emit_cpp(kernel(i, (), [(i, (), b)], {"x": x}, {"y": y})))
     assert "loop vectorized" in told, told

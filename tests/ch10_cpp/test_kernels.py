@@ -291,6 +291,17 @@ def test_vectorised_functions_are_accurate_and_handle_special_values():
             assert torch.equal(outputs[n][zero].signbit(), x[zero].signbit()), f"{n} loses the sign of zero"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inverse_of_erf_is_exact_near_zero_and_near_one(dtype):
+    some = torch.cat([torch.logspace(-30, -1e-3, 2000, dtype=torch.float64), 1 - torch.logspace(-16, -1, 1000, dtype=torch.float64)])
+    x = torch.cat([some, -some, torch.tensor([0.0, -0.0, 1, -1, 2, -2, math.nan])]).to(dtype)
+    i, b, y = variables("i", x.numel()), Body(), torch.empty_like(x)
+    b.store("y", i[0].expr, b.erfinv(b.load("x", i[0].expr, dtype)))
+    run(kernel(i, (), [(i, (), b)], {"x": x}, {"y": y}), {"x": x}, {"y": y})
+    torch.testing.assert_close(y, torch.erfinv(x), rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
+    assert torch.equal(y[:-3].signbit(), x[:-3].signbit())
+
+
 def test_one_plus_erf_is_one_function():
     """As exact as the sum where the sum is, more exact left of zero, and 0 without a remainder far out."""
     x = torch.cat([torch.linspace(-10, 10, 20001), SPECIAL, torch.tensor([-9.0, -1e30, -math.inf])])
