@@ -21,7 +21,7 @@ import contextlib
 import operator
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 from torch import fx
@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import logs
 from ..ch01_graphs.fake import Enter, FakeTensor, fake_like, storage_key
-from ..ch01_graphs.floats import Float, evaluate_float
+from ..ch01_graphs.floats import NAMESPACE, Float, float_text
 from ..ch01_graphs.graph import history_of, raise_kept_errors
 from ..ch01_graphs.layouts import each_has_its_place, is_window
 from ..ch01_graphs.shapes import expr_of
@@ -525,8 +525,8 @@ def save_masks_as_bool(gm: fx.GraphModule) -> None:
 # %% [markdown]
 # Symbolic sizes and floats in recipes are evaluated at run time from the inputs. An output may be a view with a size
 # such as `s0 // 2`, and the number behind `s0` is not known before the call. But some input has it as one of its sizes,
-# or is it. `_symbols` notes for each symbol one place where it stands alone, and `resolve` reads the places and
-# evaluates.
+# or is it. `_symbols` notes for each symbol one place where it stands alone, and `resolver` writes the argument as Python text
+# that reads these places.
 
 # %%
 def _symbols(entries: list) -> dict[str, tuple[int, int | None]]:
@@ -555,11 +555,23 @@ def depends_on_sizes(value) -> bool:
     return any(map(depends_on_sizes, value)) if isinstance(value, (list, tuple)) else isinstance(value, (Expr, Float))
 
 
-def resolve(value, symbols: dict, inputs: Sequence):
-    """A recipe's argument with its symbolic sizes replaced by the present ones."""
-    if isinstance(value, (Expr, Float)):
-        sizes = {n: inputs[i] if d is None else inputs[i].shape[d] for n, (i, d) in symbols.items()}
-        return evaluate_float(value, sizes)
-    if isinstance(value, (list, tuple)):
-        return type(value)(resolve(v, symbols, inputs) for v in value)
-    return value
+def resolver(value, symbols: dict) -> Callable[[Sequence], Any]:
+    """`f(inputs)`: a recipe's argument with its symbolic sizes replaced by the present ones."""
+    def read(name):
+        i, d = symbols[name]
+        return f"inputs[{i}]" if d is None else f"inputs[{i}].shape[{d}]"
+
+    def written(value) -> str:
+        if isinstance(value, (Expr, Float)):
+            return float_text(value, read)
+        if depends_on_sizes(value):
+            return f"{named(type(value))}(({''.join(written(v) + ', ' for v in value)}))"
+        return named(value)
+
+    def named(value) -> str:
+        names[f"c{len(names)}"] = value
+        return f"c{len(names) - 1}"
+
+    names: dict[str, Any] = {}
+    text = f"lambda inputs: {written(value)}"
+    return eval(text, {**NAMESPACE, **names})

@@ -12,7 +12,7 @@ import torch
 
 from ..ch01_graphs.layouts import flat_storage
 from .callables import with_grad_mode
-from .joint import Constant, Input, Joint, Result, ViewOf, depends_on_sizes, resolve
+from .joint import Constant, Input, Joint, Result, ViewOf, depends_on_sizes, resolver
 
 
 def complex_results(joint: Joint) -> list[int]:
@@ -61,13 +61,14 @@ def maker(recipe: Constant | Result | Input | ViewOf, symbols: dict) -> Callable
     if isinstance(recipe, Input):
         return lambda results, inputs: inputs[recipe.index]
     if isinstance(recipe, Constant):
-        return lambda results, inputs: resolve(recipe.value, symbols, inputs)
+        value = resolver(recipe.value, symbols)
+        return lambda results, inputs: value(inputs)
     base = maker(recipe.of, symbols)
-    steps = [(step, depends_on_sizes(step.args)) for step in recipe.steps]
+    steps = [(step, resolver(step.args, symbols) if depends_on_sizes(step.args) else None) for step in recipe.steps]
 
     def view(tensor, inputs):
         for step, by_size in steps:
-            args = resolve(step.args, symbols, inputs) if by_size else step.args
+            args = by_size(inputs) if by_size else step.args
             tensor = step.target(tensor, *args, **step.kwargs)
             tensor = tensor if step.index is None else tensor[step.index]
         return tensor
