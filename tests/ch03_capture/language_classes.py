@@ -1690,7 +1690,10 @@ def a_class_of_the_trace_with_slots(x):
         def __init__(self, a):
             self.a = a
 
-    class Named(Point):
+    class Listed(Point):
+        __slots__ = ["c"]
+
+    class Named(Listed):
         __slots__ = "name"
 
     class Open(Point):
@@ -1699,7 +1702,7 @@ def a_class_of_the_trace_with_slots(x):
     p, said = Named(x), []
     p.name, o = "n", Open(1)
     o.anything = 4
-    for wrong in (lambda: p.b, lambda: setattr(p, "c", 1), lambda: p.c, lambda: delattr(p, "b")):
+    for wrong in (lambda: p.b, lambda: setattr(p, "d", 1), lambda: p.c, lambda: delattr(p, "b")):
         try:
             wrong()
         except AttributeError as error:

@@ -97,7 +97,8 @@ def make_class(tx, name, bases, namespace, metaclass, keywords, cell=None):
     metas = {type(b) for b in reals} | ({metaclass.real} if metaclass is not None else set())
     if keywords or not metas <= set(METACLASSES) or not all(plain_base(b) for b in reals):
         unsupported(tx, f"making the class {name.value}")
-    attributes = {key: stand_in(tx, value) for key, value in named_values(tx, namespace).items() if key not in SPECIAL}
+    attributes = {key: as_python(tx, value) if key == "__slots__" else stand_in(tx, value)
+                  for key, value in named_values(tx, namespace).items() if key not in SPECIAL}
     if "__annotations__" in namespace.items:
         notes = named_values(tx, namespace.items["__annotations__"][1])
         attributes["__annotations__"] = {key: stand_in(tx, value) for key, value in notes.items()}
