@@ -77,11 +77,11 @@ else:
 # ## What is a tensor, for C?
 #
 # Asking 160 parameters for seven facts through Python's methods costs more than everything else in a call.
-# `is_neg()` alone takes 100 nanoseconds: it looks for modes, gives up the GIL and takes it again. So the memo
-# asks through PyTorch's C interface, whose functions are found by name in the library that is loaded anyway:
-# 20 nanoseconds a tensor. The place of the tensor in its Python object, and that of the dispatch keys in the
-# tensor, have no function; `unchanged.c` looks for them in examples. If these do not agree, no memo knows any
-# tensor and every check is a full one.
+# `is_neg()` looks for modes, gives up the GIL and takes it again. So the memo asks through PyTorch's C
+# interface, whose functions are found by name in the library that is loaded anyway and do nothing but read.
+# The place of the tensor in its Python object, and that of the dispatch keys in the tensor, have no function;
+# `unchanged.c` looks for them in examples. If these do not agree, no memo knows any tensor and every check is
+# a full one.
 
 # %%
 QUESTIONS = (*(f"aoti_torch_get_{fact}" for fact in (

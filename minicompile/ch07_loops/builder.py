@@ -13,6 +13,7 @@
 
 # %%
 import math
+import operator
 from contextlib import contextmanager
 from functools import partial
 
@@ -50,13 +51,9 @@ PREDICATES = COMPARISONS | {"logical_and", "logical_or", "logical_xor", "logical
 FOLDED = COMPARISONS | set("add sub mul neg maximum minimum truediv sqrt rsqrt logical_and logical_or logical_not".split())
 
 
-def _difference(a: Int, b: Int) -> Int:
-    return add(a, mul(b, -1))
-
-
 def _at_least(a: Int, b: Int) -> bool | None:
     """Is a >= b for all values of the variables? None: for some."""
-    return True if provably_nonnegative(_difference(a, b)) else False if provably_less(a, b) else None
+    return True if provably_nonnegative(a - b) else False if provably_less(a, b) else None
 
 
 def _not(decided: bool | None) -> bool | None:
@@ -73,7 +70,7 @@ def _larger(a: Int, b: Int) -> Int | None:
 
 DIVISIONS = {"floordiv": floordiv, "truncdiv": floordiv, "remainder": mod, "fmod": mod}
 ON_INDEX = {
-    "add": add, "sub": _difference, "neg": lambda a: mul(a, -1), "maximum": _larger,
+    "add": operator.add, "sub": operator.sub, "neg": operator.neg, "maximum": _larger,
     "minimum": lambda a, b: b if _at_least(a, b) else a if _at_least(b, a) else None,
     "mul": lambda a, b: mul(a, b) if isinstance(a, int) or isinstance(b, int) else None,
     **{name: partial(_quotient, divide=divide) for name, divide in DIVISIONS.items()},
@@ -229,7 +226,7 @@ class Builder(Values):
     def between(self, low: Int, expr: Int, high: Int) -> Value:
         """`low <= expr < high` as a bool; the halves that hold for every index are left out."""
         condition = self.constant(True, torch.bool)
-        if not provably_nonnegative(add(expr, mul(low, -1))):
+        if not provably_nonnegative(expr - low):
             condition = self.op("ge", self.index(expr), self.index(low))
         if not provably_less(expr, high):
             condition = self.op("logical_and", condition, self.op("lt", self.index(expr), self.index(high)))

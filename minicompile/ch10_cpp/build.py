@@ -185,8 +185,8 @@ def _load_file(group: list[tuple[str, str, KernelSource]]) -> dict[str, Callable
 # ## All kernels of a program
 #
 # `load_cpp` returns at once. What it returns for a kernel can be called like the kernel; a host program that wants the
-# lowest cost per call asks it to `resolve()` to the C function itself, which takes about 70 nanoseconds per
-# tensor: the price of asking each for its address.
+# lowest cost per call asks it to `resolve()` to the C function itself. Then what is left is to ask each tensor for its
+# address.
 #
 # Compiling takes a tenth of a second per file, so files are compiled by threads, one for each core (the compiler
 # is a process of its own, so Python's lock does not matter). `_loaded` remembers for every kernel the file that it
