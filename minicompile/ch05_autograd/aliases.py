@@ -168,9 +168,11 @@ def read(b: GraphBuilder, alias: Alias) -> fx.Node:
 
 def looks_otherwise(view, base: fx.Node, fake: FakeTensor) -> bool:
     """Does `view` need strides of `fake`, the tensor in eager, that `base`, its present contents, does not have? A change of
-    dtype asks for all of them, also of dims of size 1."""
-    return view is aten.view.default and not same_layout(base.meta["val"], fake) or \
-        view is aten.view.dtype and base.meta["val"].stride() != fake.stride()
+    dtype asks for all of them, also of dims of size 1, and for a place where a larger element may begin."""
+    val = base.meta["val"]
+    if view in (aten.view.dtype, aten.view_as_complex.default):
+        return val.stride() != fake.stride() or val.storage_offset() not in (0, fake.storage_offset())
+    return view is aten.view.default and not same_layout(val, fake)
 
 
 # %% tags=["exercise:write-through-view"]

@@ -264,3 +264,14 @@ def test_a_written_column_seen_as_another_dtype():
         return [bits.clone()]
 
     agree(fn, torch.randn(7, 1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("seen", [torch.view_as_complex, lambda x: x.view(torch.float64), lambda x: x.view(torch.int64)])
+def test_a_written_vector_seen_as_larger_elements_from_an_odd_place(seen):
+    """It lies at an odd place of its memory, so that what is seen begins at an even one; its new contents begin at 0."""
+    def fn(x):
+        larger = seen(x[1:].view(1, 2))
+        x.mul_(3)
+        return [larger * 2]
+
+    agree(lambda memory: fn(memory[1:4]), torch.randn(8))
