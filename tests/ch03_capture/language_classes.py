@@ -1752,7 +1752,7 @@ def a_module_that_is_not_there(x):
     try:
         import not_a_module_anywhere as found
     except ImportError as error:
-        found = error.name, str(error), type(error).__name__
+        found = error.name, error.msg, error.path, str(error), type(error).__name__
     try:
         from not_a_package_anywhere.part import name
     except ModuleNotFoundError as error:

@@ -147,6 +147,8 @@ def exception_attribute(tx, value, name):
     if (ExcVal, name) in FIELDS or name == "__class__" or found is MISSING and not fallback_of(value.cls):
         return plain_attribute(tx, value, name)
     if isinstance(found, types.MemberDescriptorType) and issubclass(value.cls, NAMING):
+        if name == "msg" and len(value.args) == 1:
+            return value.args[0]
         return NONE                              # `name`, `obj`, `path`: only Python itself sets them
     if isinstance(found, (*C_DESCRIPTORS, types.ClassMethodDescriptorType)) or found is MISSING:
         unsupported(tx, f"the attribute {name} of an exception")
