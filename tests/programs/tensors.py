@@ -951,13 +951,10 @@ def _program(w: Writer, device: str) -> str:
     copies = ".data" not in text
     again &= copies and "default(" not in text and "deterministic(" not in text     # where it stops behind a break, no `finally` is run
     around = rng.choices(["", "hooked", "on_cpu", "checkpointed"], [6, 2 * copies, copies, 9 * again])[0]
-    context = setting(rng)
-    if around == "checkpointed" and "default_dtype" in context:     # what runs again does so with another one, and may save other things
-        context = "contextlib.nullcontext()"
     return (HEAD.format(device=device) + "".join(f"    {line}\n" for line in made) + f"    return ({', '.join(arguments)},)\n\n"
             + f"def entry({', '.join(arguments)}):\n{body}    return ({', '.join(results)},)\n\n"
             + f"def drive(compile_, call):\n    fast = compile_(entry)\n    for seed, B in {calls}:\n        given = inputs(seed, B)\n"
-            f"        with {context}:\n            call({around}(fast), *given)\n")
+            f"        with {setting(rng)}:\n            call({around}(fast), *given)\n")
 
 
 SETTINGS = ["torch.set_default_dtype, torch.float64, torch.float32", "torch.set_default_dtype, torch.bfloat16, torch.float32",
