@@ -183,7 +183,17 @@ def check_end(tx: Tracer, leaf: TensorVal, call: str):
         return
     if leaf.real._is_view() or not leaf.real.is_leaf:
         unsupported(tx, f"{call} into a view of another tensor")
+    check_form(tx, leaf, call)
     guard_gradient(tx, leaf, "NOT_A_VIEW", True)
+
+
+def check_form(tx: Tracer, tensor: TensorVal, call: str):
+    """The engine brings a gradient into the form that the tensor had when it first was differentiated, or refuses it. Since then it may
+    have got memory of another form."""
+    if tensor.real.requires_grad:
+        node, i = torch.autograd.graph.get_gradient_edge(tensor.real)[:2]
+        if tuple(node._input_metadata[i].shape) != tuple(tensor.real.shape):
+            unsupported(tx, f"{call} into a tensor that has got another shape since it was first differentiated")
 
 
 def check_history(tx: Tracer, outputs: list, wanted: list):
@@ -213,6 +223,7 @@ def check_wanted(tx: Tracer, tensor: TensorVal):
         return
     if tensor.real._is_view() and tensor.real.grad_fn is None and tensor.real._base.requires_grad:
         unsupported(tx, "torch.autograd.grad() for a view that was taken, while gradients were off, of a tensor that requires one")
+    check_form(tx, tensor, "torch.autograd.grad()")
     if not tensor.real.is_leaf:
         guard(tx, AttrSource(tensor.source, "retains_grad"), "CONSTANT_MATCH", tensor.real.retains_grad)
         if tensor.real.retains_grad:

@@ -617,3 +617,36 @@ def test_a_view_that_is_older_than_a_write_gets_a_history_when_its_base_asks_for
         f(x).backward()
         grads.append(x.grad)
     torch.testing.assert_close(*grads)
+
+
+def slope_of_a_reshaped(x):
+    v = x.amax(0, keepdim=True)
+    v.data = x.data * 2
+    return torch.autograd.grad(v[0].sum() * v.mean(), v)
+
+
+def slope_of_a_reshaped_leaf(x):
+    y = x * 3
+    x.data = x.data.reshape(-1)[:2]
+    return torch.autograd.grad((x * x).sum(), x), y
+
+
+def backward_of_a_reshaped_leaf(x):
+    y = x * 3
+    x.data = x.data.reshape(-1)[:2]
+    (x * x).sum().backward()
+    return x.grad, y
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("program", [slope_of_a_reshaped, slope_of_a_reshaped_leaf, backward_of_a_reshaped_leaf])
+def test_a_gradient_has_the_form_that_the_engine_remembers(program, rung):
+    """It sums a gradient to that form, or raises."""
+    def outcome(f):
+        x = torch.arange(12.0).reshape(3, 4).requires_grad_()
+        try:
+            return [t.detach() for t in torch.utils._pytree.tree_leaves(f(x))]
+        except RuntimeError as error:
+            return str(error).partition(" - ")[2]
+
+    assert str(outcome(minicompile.compile(program, backend=rung))) == str(outcome(program))
