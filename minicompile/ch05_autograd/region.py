@@ -46,6 +46,11 @@ def match_tangent(tangent, shape, stride, dtype, device):
     return copy_with_layout(tangent, shape, stride, dtype, device) if moved or is_lazy(tangent) else tangent
 
 
+def hooks_see() -> bool:
+    """Do saved-tensor hooks, such as those of a checkpoint, see what is saved now?"""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
 def as_saved(t: torch.Tensor, shape, stride, dtype, device) -> torch.Tensor:
     """What saved-tensor hooks gave back, as it was saved: a copy of theirs may lie otherwise, or be rounded."""
     if tuple(t.shape) != shape:
@@ -260,7 +265,7 @@ def run_forward(region: Region, ctx, *inputs):
         region.inference = [i for i, s in enumerate(saved) if isinstance(s, torch.Tensor) and s.is_inference()]
     if region.inference:                        # autograd does not save these: in eager, it is what was made of them that is saved
         saved = [s.clone() if i in region.inference else s for i, s in enumerate(saved)]
-    ctx.hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    ctx.hooked = hooks_see()
     if len(region.every) > 1:
         saved = hidden(saved, [*inputs, *(outputs[i] for i in region.plain)])
     tensors = saved
@@ -301,8 +306,7 @@ def run_backward(region: Region, ctx, *tangents):
         check_watched(ctx.watched, absent)
     compiled, reads = region.backward(absent)
     again = torch.is_grad_enabled()                 # may somebody differentiate what is computed here?
-    leading = what_leads_back(region, ctx) if again else []
-    arguments, kept = take_saved(region, ctx, absent, reads, retained)
+    arguments, kept, leading = take_saved(region, ctx, absent, reads, retained, again)
     found = inputs_again(region, ctx, arguments) if again else "nobody may ask"
     leading += arguments if again else []
     present = [tangents[i] for i in joint.differentiable if tangents[i] is not None]
@@ -352,22 +356,20 @@ def with_history(region: Region, absent: frozenset, found: list | str, gradients
     return [g if g is None else next(known) for g in gradients]
 
 
-def what_leads_back(region: Region, ctx) -> list[torch.Tensor]:
-    """Tensors that depend on the inputs of the region as its gradients do."""
-    if region.anchored:
-        return [ctx.saved_tensors[-1]]
-    return [node.variable for node, _ in ctx.next_functions if node is not None]
-
-
 # %% [markdown]
 # `take_saved` also decides what may be freed. If several outputs have gradients, the program can call `backward()`
 # on one after the other. Those that are still possible are `alive`, and what they will read is kept.
 
 # %%
-def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained: bool) -> tuple[list, set[int]]:
-    """(the saved values, `kept`); what nobody will need again is let go of."""
+def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained: bool, again: bool) -> tuple[list, set[int], list]:
+    """(the saved values, `kept`, and, if somebody may differentiate `again`, tensors that depend on the inputs of the region as its
+    gradients do); what nobody will need again is let go of. The engine is asked once: a checkpoint gives each tensor back once."""
     joint, order, every = region.joint, region.order, region.every
-    tensors = saved_tensors(ctx, {order[i] for i in reads if i in order}, every - absent <= ctx.alive) if order or joint.once else []
+    wanted = order or joint.once or again and region.anchored
+    tensors = saved_tensors(ctx, {order[i] for i in reads if i in order}, every - absent <= ctx.alive) if wanted else []
+    leading = []
+    if again:
+        leading = tensors[-1:] if region.anchored else [node.variable for node, _ in ctx.next_functions if node is not None]
     kept: set[int] = set()
     if len(every) > 1 and not retained:
         ctx.alive = frozenset([k for k in ctx.alive if joint.overlaps[k] <= absent])
@@ -379,7 +381,7 @@ def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained
     for i, number in zip(region.numbers, ctx.numbers if region.numbers else ()):
         arguments.insert(i, number)
     ctx.maybe_clear_saved_tensors()
-    return arguments, kept
+    return arguments, kept, leading
 
 
 def build_function(joint: Joint, halves: Partition, forward: Callable, backward: Backward,

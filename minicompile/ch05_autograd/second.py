@@ -26,7 +26,7 @@
 # All this computes the region twice, while eager differentiates what it has computed already: a training step with a gradient
 # penalty takes about twice as long. On a CPU, where operators cost little more than their work, such a step is best left to eager.
 # But eager must then have run the forward pass, too, when nobody knows yet whether a second derivative follows. So
-# it is predicted from the calls before (`expect`).
+# it is predicted from the calls before (`expect`). Not under a checkpoint, which runs the region again and asks that both save as much.
 
 # %%
 import contextlib

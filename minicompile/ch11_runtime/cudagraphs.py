@@ -52,6 +52,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import logs
 from ..ch02_guards.memory import holders, lie_at, raise_versions, storage_of
+from ..ch05_autograd.region import hooks_see
 from .numbers import Apart, picker
 from .recorder import CudaRecorder
 
@@ -217,8 +218,7 @@ class GraphedCallable:
         backward, and those that saved-tensor hooks may keep. A backward pass: its own, if they are retained,
         and those of another forward pass."""
         if not self.is_backward:
-            hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-            return hooked or self.group.pending
+            return hooks_see() or self.group.pending
         if torch._C._autograd._get_current_graph_task_keep_graph():
             return True
         own = any(isinstance(a, torch.Tensor) and a.data_ptr() in self.group.stays for a in args)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import minicompile
 from minicompile.errors import MinicompileError
@@ -184,6 +185,21 @@ def test_where_second_derivatives_are_expected_a_region_runs_as_captured(every, 
             torch.testing.assert_close(*(torch.autograd.grad(g.square().sum(), list(model.parameters()), materialize_grads=True)
                                          for g in gradients))
     assert regions == compiled
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", None])
+def test_under_a_checkpoint(backend):
+    """It gives each saved tensor back once in a backward pass, and asks that a second run saves as many as the first."""
+    model = net(*PERCEPTRON)
+    fast = minicompile.compile(model, backend=backend)
+    for step in range(12):
+        x = torch.randn(5, 6, dtype=torch.double, generator=torch.Generator().manual_seed(step))
+        found = []
+        for f in (fast, model):
+            a = x.clone().requires_grad_()
+            gradient, = torch.autograd.grad(checkpoint(f, a, use_reentrant=False).sum(), a, create_graph=True)
+            found.append(torch.autograd.grad(gradient.square().sum(), [a, *model.parameters()], materialize_grads=True))
+        torch.testing.assert_close(*found)
 
 
 def test_parameters_without_a_gradient():
