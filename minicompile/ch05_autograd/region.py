@@ -26,7 +26,7 @@ from .callables import Compile, call_compiled, interpret_aten, picker, with_grad
 from .joint import Joint
 from .outputs import as_new, complex_results
 from .partition import Partition
-from .second import Again, Derivative, Inputs, derive_again, refuse, separate
+from .second import Again, Derivative, Inputs, derive_again, drawing_again, refuse, separate, states_of
 from .undefined import without_tangents
 
 # %% [markdown]
@@ -258,6 +258,7 @@ class Region:
 # %%
 def run_forward(region: Region, ctx, *inputs):
     joint, count = region.joint, region.results
+    ctx.states = region.inputs and states_of(region.again.generators)
     outputs = call_compiled(region.forward, [*inputs])
     saved = region.saved((*outputs, *inputs))
     if region.shared is None:
@@ -312,7 +313,8 @@ def run_backward(region: Region, ctx, *tangents):
     present = [tangents[i] for i in joint.differentiable if tangents[i] is not None]
     many = not all(map(has_memory, present))
     if many and type(found) is list:
-        return region.spread((*region.again.in_eager(absent)(*map(separate, found), *present), None))
+        with drawing_again(ctx.states):
+            return region.spread((*region.again.in_eager(absent)(*map(separate, found), *present), None))
     copied = getattr(compiled, "overwritten", ())
     if not (ctx.hooked or retained):
         copied = (region.shared | kept).intersection(copied)
@@ -320,7 +322,7 @@ def run_backward(region: Region, ctx, *tangents):
         compiled = region.backward.interpreted(absent)
     gradients = with_grad_mode(False, call_backward, compiled, arguments, copied, present, None if many else region.layouts_of(ctx, absent))
     if again:
-        gradients = with_history(region, absent, found, gradients, present, leading)
+        gradients = with_history(region, ctx, absent, found, gradients, present, leading)
     return region.spread((*gradients, None))
 
 
@@ -338,16 +340,20 @@ def call_backward(compiled: Callable, arguments: list, copied, tangents: list, l
 
 def inputs_again(region: Region, ctx, saved: list) -> list | str:
     """The inputs of the region, or why nothing can be computed from them again."""
-    return region.again if region.inputs is None else region.inputs.find(ctx, ctx.noted, saved, region.again.rewritten)
+    if region.inputs is None:
+        return region.again
+    if ctx.states is None:
+        return "it drew random numbers while a CUDA graph was captured"
+    return region.inputs.find(ctx, ctx.noted, saved, region.again.rewritten)
 
 
-def with_history(region: Region, absent: frozenset, found: list | str, gradients, present: list, leading: list) -> list:
+def with_history(region: Region, ctx, absent: frozenset, found: list | str, gradients, present: list, leading: list) -> list:
     """The gradients, with a derivative, or an error in its place. present: the tangents; leading: tensors that lead back to the inputs."""
     if isinstance(found, str):
         derive, causes = functools.partial(refuse, found), present + leading
     else:
         template = [torch.Tensor if isinstance(x, torch.Tensor) else x for x in found]
-        derive, causes = functools.partial(derive_again, region.again, absent, template), found + present
+        derive, causes = functools.partial(derive_again, region.again, absent, template, ctx.states), found + present
     causes = [t for t in causes if isinstance(t, torch.Tensor)]
     if not any(t.requires_grad for t in causes):
         return gradients

@@ -20,8 +20,8 @@
 # leaves behind a node of autograd that remembers the inputs of the region. They have to be as they were. What the
 # region has saved, the engine watches. Parameters that it did not save can be had from the nodes of the engine. Of the other
 # inputs only small ones are kept, and large ones are remembered weakly: to keep these alive would cost memory in every
-# training, for the sake of a few. If an input is gone, or was written, there is an error. There is one, too, for a region that
-# draws random numbers, which would have to be the same ones again.
+# training, for the sake of a few. If an input is gone, or was written, there is an error. A region that draws random numbers
+# draws the same ones again: its forward notes the state of the generators, and the program begins there (`drawing_again`).
 #
 # All this computes the region twice, while eager differentiates what it has computed already: a training step with a gradient
 # penalty takes about twice as long. On a CPU, where operators cost little more than their work, such a step is best left to eager.
@@ -39,6 +39,7 @@ from typing import Callable, Sequence
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.fake import fake_like, has_memory, is_lazy, version_of
 from ..ch01_graphs.graph import closure, graph_module, interpret, raise_kept_errors
@@ -77,11 +78,37 @@ def objection(joint: Joint) -> str | None:
         return "it writes to an input, or returns a view of its result"
     gradients = joint.gm.graph.output_node().args[0][-len(joint.gradients):]
     needed = closure([g for g in gradients if g is not None], read_by)
-    if any(is_random(node) for node in needed):
-        return "it draws random numbers"
     if any(node.op == "placeholder" and node.name in joint.mutated for node in needed):
         return "it writes to an input that its gradients depend on"
     return None
+
+
+def generators_of(joint: Joint) -> list[torch.Generator]:
+    """The default generators that a region draws from. (One of the program's own breaks the graph.)"""
+    drawn = [v for node in joint.gm.graph.nodes if is_random(node) for v in pytree.tree_leaves(node.meta["val"])]
+    devices = {v.device for v in drawn if isinstance(v, torch.Tensor)}
+    return [torch.default_generator if d.type == "cpu" else torch.cuda.default_generators[d.index or 0] for d in devices]
+
+
+def states_of(generators: Sequence) -> list | None:
+    """(generator, its state) of each; None while a CUDA graph is captured, when a generator does not tell."""
+    if not generators:
+        return []
+    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return None if capturing else [(generator, generator.get_state()) for generator in generators]
+
+
+@contextlib.contextmanager
+def drawing_again(states: Sequence):
+    """Random numbers are those that came after these states; afterwards the generators are where they were."""
+    before = states_of([generator for generator, _ in states])
+    try:
+        for generator, state in states:
+            generator.set_state(state)
+        yield
+    finally:
+        for generator, state in before or ():
+            generator.set_state(state)
 
 
 def read_by(node: fx.Node) -> Sequence[fx.Node]:
@@ -143,6 +170,7 @@ class Again:
         self.fakes, self.arguments = fakes, (getattr(compile_aten, "__wrapped__", compile_aten), prepare)
         self.program = functools.cache(functools.partial(gradient_program, gm, joint))          # for each set of absent tangents
         self.parameters, self.apart, self.rewritten, self.hold = parameters, apart, {*joint.copied}, hold
+        self.generators = generators_of(joint)
         self.stage, self.known, self.lock, self.context = stage, {}, threading.Lock(), contextvars.copy_context()
         self.autocast = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
         self.vary = any(type(x) in (torch.SymInt, torch.SymFloat) for f in fakes
@@ -287,15 +315,17 @@ def separate(x):
     return x.view_as(x) if isinstance(x, torch.Tensor) and x.requires_grad else x
 
 
-def derive_again(again: Again, absent: frozenset, template: list, tensors, seconds) -> list:
-    """Gradients for `tensors`, inputs and tangents, of what `again` computes from them. template: its arguments, without tensors."""
+def derive_again(again: Again, absent: frozenset, template: list, states: list, tensors, seconds) -> list:
+    """Gradients for `tensors`, inputs and tangents, of what `again` computes from them. template: its arguments, without tensors;
+    states: of the generators, before the region drew from them."""
     create = torch.is_grad_enabled()
     again.expect()
     with torch.enable_grad():
         tensors = [separate(t) if create or not t.requires_grad else t.detach().requires_grad_() for t in tensors]
         rest = iter(tensors)
         inputs = [next(rest) if x is torch.Tensor else x for x in template]
-        computed = again(absent, inputs, [resolved(t) for t in rest])
+        with drawing_again(states):
+            computed = again(absent, inputs, [resolved(t) for t in rest])
         pairs = [(g, s) for g, s in zip([g for g in computed if g is not None], seconds, strict=True) if s is not None and g.requires_grad]
         wanted = [t for t in tensors if t.requires_grad]
         if not pairs or not wanted:
