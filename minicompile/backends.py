@@ -12,9 +12,9 @@ from typing import Callable
 import torch
 
 from . import driver
-from .ch01_graphs.fake import length_of, plain_tensors
+from .ch01_graphs.fake import plain_tensors
 from .ch01_graphs.graph import eager_callable
-from .ch01_graphs.layouts import same_strides
+from .ch01_graphs.layouts import length_of, same_strides
 from .ch01_graphs.symbolic import present
 from .ch02_guards.memory import Spans
 from .ch02_guards.sources import ModuleAttrSource

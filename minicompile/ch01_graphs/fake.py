@@ -94,11 +94,6 @@ def form_of(t: FakeTensor) -> tuple:
     return tuple(map(present, meta.shape)), tuple(map(present, meta.stride())), present(meta.storage_offset())
 
 
-def length_of(form) -> int:
-    """How many elements the memory must have, at least; none for a tensor without elements."""
-    sizes, strides, offset = form
-    return 0 if any(n == 0 for n in sizes) else 1 + offset + sum((n - 1) * s for n, s in zip(sizes, strides))
-
 # %% [markdown]
 # ## The mode
 #

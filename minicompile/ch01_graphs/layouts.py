@@ -79,10 +79,15 @@ def is_dense(t: torch.Tensor) -> bool:
 # bare memory (chapter 7), needs the memory itself, without the shape that is seen in it.
 
 # %%
+def length_of(form) -> int:
+    """How many elements the memory of a tensor with these (sizes, strides, offset) must have, at least; none if it has no elements."""
+    sizes, strides, offset = form
+    return 0 if any(n == 0 for n in sizes) else 1 + offset + sum((n - 1) * s for n, s in zip(sizes, strides))
+
+
 def flat_storage(tensor: torch.Tensor) -> torch.Tensor:
     """All memory from the first element of `tensor` to its last, as a one-dimensional tensor."""
-    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
-    return tensor.as_strided((extent,), (1,))
+    return tensor.as_strided((length_of((tensor.shape, tensor.stride(), 0)),), (1,))
 
 
 def is_window(t: torch.Tensor) -> bool:

@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 
-from .fake import FakeTensor, form_of, length_of, storage_key
+from .fake import FakeTensor, form_of, storage_key
+from .layouts import length_of
 from .operators import NAMESPACES, leaves, run_on_fakes
 from .rules.operators import FLOATS_ARE_DATA, STRIDED
 from .shapes import NUMBERS

@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from ..tables import Table
 from .corrections import outside
-from .fake import FakeTensor, form_of, length_of, storage_key
-from .layouts import present
+from .fake import FakeTensor, form_of, storage_key
+from .layouts import length_of, present
 from .rules.operators import SHAPED
 
 # %% [markdown]

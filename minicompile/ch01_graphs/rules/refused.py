@@ -12,8 +12,8 @@ import torch
 
 from ...errors import Unsupported
 from ..corrections import outside
-from ..fake import FakeTensor, length_of
-from ..layouts import present
+from ..fake import FakeTensor
+from ..layouts import length_of, present
 from ..refusals import REFUSALS, check_devices
 from .operators import IN_PLACE_VIEWS, SCATTERED, overloads
 
