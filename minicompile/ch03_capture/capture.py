@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 
 from .. import marks
 from ..ch01_graphs.fake import plain_tensors, storage_key
+from ..ch01_graphs.generators import set_states, states_of
 from ..ch01_graphs.graph import graph_module
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet, class_lookup
@@ -397,11 +398,10 @@ def leaves_no_trace(tx, draws: bool = False) -> bool:
 def keep_generators():
     """A function that puts the default generators back to where they are now, and asks for the frame to be evaluated."""
     cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-    states = [(generator, generator.get_state()) for generator in (torch.default_generator, *cuda)]
+    states = states_of((torch.default_generator, *cuda))
 
     def retreat():
-        for generator, state in states:
-            generator.set_state(state)
+        set_states(states)
         return EVALUATE
     return retreat
 

@@ -26,7 +26,7 @@ from .callables import Compile, call_compiled, interpret_aten, picker, with_grad
 from .joint import Joint
 from .outputs import as_new, complex_results
 from .partition import Partition
-from .second import Again, Derivative, Inputs, derive_again, drawing_again, refuse, separate, states_of
+from .second import Again, Derivative, Inputs, derive_again, drawing_again, refuse, separate, states_before
 from .undefined import without_tangents
 
 # %% [markdown]
@@ -258,7 +258,7 @@ class Region:
 # %%
 def run_forward(region: Region, ctx, *inputs):
     joint, count = region.joint, region.results
-    ctx.states = region.inputs and states_of(region.again.generators)
+    ctx.states = region.inputs and states_before(region.again.generators)
     outputs = call_compiled(region.forward, [*inputs])
     saved = region.saved((*outputs, *inputs))
     if region.shared is None:

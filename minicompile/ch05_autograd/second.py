@@ -42,6 +42,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.fake import fake_like, has_memory, is_lazy, version_of
+from ..ch01_graphs.generators import generator_of, set_states, states_of
 from ..ch01_graphs.graph import closure, graph_module, interpret, raise_kept_errors
 from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout
 from ..ch01_graphs.trace import backward_pass
@@ -86,29 +87,26 @@ def objection(joint: Joint) -> str | None:
 def generators_of(joint: Joint) -> list[torch.Generator]:
     """The default generators that a region draws from. (One of the program's own breaks the graph.)"""
     drawn = [v for node in joint.gm.graph.nodes if is_random(node) for v in pytree.tree_leaves(node.meta["val"])]
-    devices = {v.device for v in drawn if isinstance(v, torch.Tensor)}
-    return [torch.default_generator if d.type == "cpu" else torch.cuda.default_generators[d.index or 0] for d in devices]
+    return [*map(generator_of, {v.device for v in drawn if isinstance(v, torch.Tensor)})]
 
 
-def states_of(generators: Sequence) -> list | None:
-    """(generator, its state) of each; None while a CUDA graph is captured, when a generator does not tell."""
+def states_before(generators: list) -> list | None:
+    """The states from which a region will draw; None while a CUDA graph is captured, when a generator does not tell."""
     if not generators:
         return []
     capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-    return None if capturing else [(generator, generator.get_state()) for generator in generators]
+    return None if capturing else states_of(generators)
 
 
 @contextlib.contextmanager
 def drawing_again(states: Sequence):
     """Random numbers are those that came after these states; afterwards the generators are where they were."""
-    before = states_of([generator for generator, _ in states])
+    before = states_of(generator for generator, _ in states)
     try:
-        for generator, state in states:
-            generator.set_state(state)
+        set_states(states)
         yield
     finally:
-        for generator, state in before or ():
-            generator.set_state(state)
+        set_states(before)
 
 
 def read_by(node: fx.Node) -> Sequence[fx.Node]:

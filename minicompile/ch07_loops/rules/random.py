@@ -22,6 +22,7 @@ from typing import Sequence
 
 import torch
 
+from ...ch01_graphs.generators import generator_of
 from ..externs import emit_extern
 from ..ir import Extern
 from ..lazy import Lazy, Lowering, dense_strides, from_buffer, linear, make_lazy, new_buffer, realize, sizes_of, strides_of
@@ -31,10 +32,6 @@ from ..table import aten, lowering
 BLOCK = 256                 # threads of a block of eager's kernel
 MANY = 1 << 20              # elements from which reading and writing them costs more than another launch
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-
-
-def generator_of(device: torch.device) -> torch.Generator:
-    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
 def all_threads(device: torch.device) -> int:
