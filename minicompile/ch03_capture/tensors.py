@@ -300,6 +300,20 @@ def wrap_result(tx, node, result) -> AbstractValue:
 
 
 # %% [markdown]
+# A tensor of the program can get other memory, and stay the object that it is: by an assignment to its `data` (chapter 12), or as
+# an argument that an autograd function marks as dirty. Then its value names another node from here on. What was made of it before
+# still knows the old fake, so that gets a value of its own.
+
+# %%
+def rename_tensor(tx: Tracer, tensor: TensorVal, other: TensorVal) -> TensorVal:
+    """`tensor` is what `other` is from here on. Returns its former self."""
+    former = TensorVal(node=tensor.node, fake=tensor.fake, real=tensor.real, source=tensor.source, version=tensor.version)
+    tensor.node, tensor.fake, tensor.number = other.node, other.fake, None
+    tx.tensors.of_fake.update({id(former.fake): former, id(tensor.fake): tensor})
+    return former
+
+
+# %% [markdown]
 # ## Attributes and methods of tensors
 #
 # Metadata is read from the fake. What only the real tensor knows (its numbers, its address) ends the graph.

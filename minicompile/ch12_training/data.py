@@ -19,7 +19,7 @@ from ..ch01_graphs.fake import storage_key
 from ..ch01_graphs.graph import known_history
 from ..ch02_guards.sources import CallSource
 from ..ch03_capture.epilogue import AHEAD, ENDINGS, expression, output_text, pool, refuse_to_leave
-from ..ch03_capture.tensors import TENSOR_ATTRIBUTES, emit
+from ..ch03_capture.tensors import TENSOR_ATTRIBUTES, emit, rename_tensor
 from ..ch03_capture.tracer import Tracer, call, notes_of, unsupported
 from ..ch03_capture.values import AbstractValue, MethodName, TensorVal, const, describe
 from ..ch05_autograd.joint import saved_by
@@ -55,16 +55,14 @@ def set_data(tx: Tracer, tensor: TensorVal, value: AbstractValue | None):
     if reason := obstacle(tx, tensor, value):
         unsupported(tx, f"setting the attribute data of {describe(tensor)}: {reason}")
     notes, given = notes_of(tx, Memories), TENSOR_ATTRIBUTES["data"](tx, value)
-    former = TensorVal(node=tensor.node, fake=tensor.fake, real=tensor.real, source=tensor.source, version=tensor.version)
-    tx.tensors.of_fake[id(former.fake)] = former
+    now = call(tx, MethodName(self=emit(tx, getattr, [given, const("data")]), name="requires_grad_"), []) \
+        if tensor.fake.requires_grad else given
+    former = rename_tensor(tx, tensor, now)
+    tensor.version, tensor.updates = tensor.fake._version, ((), -1)
     around = tx.tensors.in_memory.get(storage_key(former.fake), [])
     around[:] = [former if t is tensor else t for t in around]
     notes.former[id(former.fake)] = tensor, former
     notes.given[tensor] = given.node
-    now = call(tx, MethodName(self=emit(tx, getattr, [given, const("data")]), name="requires_grad_"), []) \
-        if former.fake.requires_grad else given
-    tensor.node, tensor.fake, tensor.version, tensor.number, tensor.updates = now.node, now.fake, now.fake._version, None, ((), -1)
-    tx.tensors.of_fake[id(tensor.fake)] = tensor
 
 
 # %% [markdown]

@@ -33,7 +33,7 @@ from ..attributes import get_attribute, store_attribute
 from ..calls import HANDLED, handles, inline_code
 from .contexts import set_grad
 from ..effects import effect_free
-from ..tensors import emit, run_fake, to_arg
+from ..tensors import emit, rename_tensor, run_fake, to_arg
 from ..tracer import Tracer, call, unsupported
 from ..values import NONE, ObjVal, TensorVal, TupleVal, AbstractValue, const, describe
 from ..wrap import wrap
@@ -101,7 +101,10 @@ def apply_function(tx: Tracer, function: ObjVal, *args) -> AbstractValue:
         for r in written.values():
             del tx.tensors.of_fake[id(r.fake)]
         raw = [next(joined) if type(o) is TensorVal else o for o in raw]
-        raw = [renamed_to(tx, o, r) if o in dirty else r for o, r in zip(outputs, raw)]
+        for o, r in zip(outputs, raw):
+            if o in dirty:
+                rename_tensor(tx, o, r)
+        raw = [o if o in dirty else r for o, r in zip(outputs, raw)]
     return TupleVal(items=raw) if type(output) is TupleVal else raw[0]
 
 
@@ -120,14 +123,6 @@ def can_be_dirty(tx, tensor) -> bool:
     return type(tensor) is TensorVal and tensor.real is None and not tx.effects.pure_since and \
         not tensor.fake._is_view() and not (tensor.fake.is_leaf and tensor.fake.requires_grad) and \
         sum(storage_key(v.fake) == storage_key(tensor.fake) for v in tx.tensors.of_fake.values()) == 1
-
-
-def renamed_to(tx, tensor: TensorVal, other: TensorVal) -> TensorVal:
-    """`tensor`, which is what `other` is from here on."""
-    tx.tensors.of_fake[id(tensor.fake)] = TensorVal(node=tensor.node, fake=tensor.fake)
-    tensor.node, tensor.fake, tensor.number = other.node, other.fake, None
-    tx.tensors.of_fake[id(tensor.fake)] = tensor
-    return tensor
 
 
 def shares_memory(tensor: TensorVal, args) -> bool:
