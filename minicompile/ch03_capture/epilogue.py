@@ -261,12 +261,12 @@ def recipe_text(ep, value):
 
 
 def set_content(ep, value) -> str:
-    """What an empty set becomes this one by."""
-    if any(type(v) is not Const or type(v.value) is Identity for v in value.items.values()):
-        return f"[{expressions(ep, value.items.values())}]"
-    content = like(value.order)
-    return refuse_to_leave(ep, "a set whose copy would have another order", value) if content is None else \
-        pool(ep, content)
+    """What an empty set becomes this one by. The order of what hashes by identity is another one in each run, in eager too."""
+    plain = all(type(v) is Const and type(v.value) is not Identity for v in value.items.values())
+    content = like(value.order if plain else tuple(value.order), tuple(value.items))
+    if content is None and not any(type(key) is ByIdentity for key in value.items):
+        refuse_to_leave(ep, "a set whose copy would have another order", value)
+    return pool(ep, content) if plain else f"[{expressions(ep, [value.items[key] for key in content or value.order])}]"
 
 
 # %% [markdown]

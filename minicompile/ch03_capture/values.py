@@ -246,10 +246,10 @@ class ViewVal(Mutable):
         return type(getattr(collections.OrderedDict() if self.of.cls is collections.OrderedDict else {}, self.kind)())
 
 
-def like(order):
+def like(order, *candidates):
     """What a set is made of, by `set(...)`, that gives its items in the order of the set `order`, and
-    preferably has as much room for more; None when there is no such thing."""
-    found = [(content, made) for content in (order, tuple(order)) for made in [set(content)]
+    preferably has as much room for more; None when there is no such thing. candidates: other contents to try."""
+    found = [(content, made) for content in (order, tuple(order), *candidates) for made in [set(content)]
              if list(made) == list(order)]
     roomy = [content for content, made in found if sys.getsizeof(made) == sys.getsizeof(order)]
     return next(iter((*roomy, *(content for content, _ in found))), None)

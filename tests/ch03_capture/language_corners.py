@@ -627,3 +627,11 @@ def imports_with_an_alternative(x):
     except ImportError as error:
         return x + 1, error.name, str(error)
     return x * nothing
+
+
+@program(args=lambda: ({1: 0, 2: 0}, {True: 0}, True, 1.0))
+def views_of_equal_keys(x, d, e, *keys):
+    combined = [c for k in keys for c in (
+        d.keys() & {k}, {k} & d.keys(), d.keys() | [k], {k} | d.keys(), e.keys() ^ [k, 2], d.keys() - e.keys(), d.items() & {(k, 0)},
+        [(k, 0), (k, 1)] | d.items())]
+    return x + 1, [sorted(map(repr, c)) for c in combined]

@@ -10,6 +10,7 @@
 
 # %%
 import itertools
+import operator
 
 import torch
 
@@ -24,7 +25,7 @@ from ..protocol import METHODS, as_dict, method
 from ..subscripts import delete_item, get_item, index_of, is_missing, set_item
 from ..tracer import call, unsupported
 from ..values import (
-    AbstractValue, Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, TRUE,
+    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, TRUE,
     TracebackVal, TupleVal, ViewVal, boolean, const, describe, is_class)
 from ..varying import varies_in
 from ..wrap import as_python, entries, guard_keys, key_of, keyed, order_of, realize
@@ -191,27 +192,53 @@ for _kind in ("keys", "values", "items"):
     method(DictVal, _kind)(lambda tx, self, kind=_kind: ViewVal(of=self, kind=kind))
 
 
-def as_set(tx, value) -> AbstractValue:
-    """A view of keys or items as the set that it also is; other values as they are."""
-    return set_of(tx, value) if type(value) is ViewVal and value.kind != "values" else value
-
-
-def view_method(name, takes_any):
-    """A method of sets, for views. takes_any: whether the other operand may be any iterable."""
+def view_method(name):
+    """A comparison with a set, for views, which is that of a set."""
     @method(ViewVal, name)
     def operate(tx, self, other):
         if self.kind != "values":
-            other = set_of(tx, other) if takes_any else as_set(tx, other)
-            return METHODS[SetVal, name](tx, as_set(tx, self), other)
+            is_set = name != "isdisjoint" and not (type(other) is ViewVal and other.kind != "values")
+            return METHODS[SetVal, name](tx, set_of(tx, self), other if is_set else set_of(tx, other))
 
 
 SET_OPERATORS, COMPARISONS = ("or", "and", "sub", "xor"), ("eq", "ne", "lt", "le", "gt", "ge")
+for _name in (*(f"__{name}__" for name in COMPARISONS), "isdisjoint"):
+    view_method(_name)
+
+
+# %% [markdown]
+# Of 1 and True, which are equal, `d.keys() & {True}` gives that of the other operand, and `d.keys() | {True}` its own. Such rules are
+# for Python to know. So its operator is called on a view of a real dictionary, and what is in the result is found again by identity
+# (`identities`: the pairs in a view are made when one looks).
+
+# %%
+def set_operand(tx, value) -> tuple:
+    """What stands for a value where Python combines sets, and the values by their keys."""
+    if type(value) is SetVal:
+        return order_of(tx, value), value.items
+    found = keyed(tx, unpack(tx, value))
+    kind = value.kind if type(value) is ViewVal else None
+    return dict.fromkeys(found).keys() if kind == "keys" else dict(found.keys()).items() if kind == "items" else list(found), found
+
+
+def identities(key):
+    return tuple(map(id, key)) if type(key) is tuple else id(key)
+
+
+def view_operator(name, combine):
+    """combine: the operator, given the view and the other operand in their order."""
+    @method(ViewVal, name)
+    def operate(tx, self, other):
+        if self.kind != "values":
+            (view, mine), (rest, others) = set_operand(tx, self), set_operand(tx, other)
+            known = {identities(key): value for key, value in (*others.items(), *mine.items())}
+            keys = combine(view, rest)
+            return SetVal(items={key: known[identities(key)] for key in keys}, order=keys)
+
+
 for _name in SET_OPERATORS:
-    view_method(f"__{_name}__", takes_any=True)
-    view_method(f"__r{_name}__", takes_any=True)
-for _name in COMPARISONS:
-    view_method(f"__{_name}__", takes_any=False)
-view_method("isdisjoint", takes_any=True)
+    view_operator(f"__{_name}__", getattr(operator, f"__{_name}__"))
+    view_operator(f"__r{_name}__", lambda view, rest, combine=getattr(operator, f"__{_name}__"): combine(rest, view))
 
 # %% [markdown]
 # The methods of dictionaries are written in terms of four operations: `is_missing`, which guards that a key
