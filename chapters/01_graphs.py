@@ -565,7 +565,7 @@ drawing(
 )
 
 # %%
-from minicompile.ch01_graphs.shapes import COMPARISONS, ShapeEnv
+from minicompile.ch01_graphs.shapes import SIGN_OF, ShapeEnv
 
 env = ShapeEnv()
 batch = env.create(8)  # 8 in this call
@@ -658,7 +658,7 @@ def asked(function, *sizes):
         before = len(env.guards)
         answer = real(op, left, right)
         known = "the hint: a guard" if len(env.guards) > before else "bounds, or a guard before"
-        rows.setdefault((f"{left} {COMPARISONS[op]} {right}", answer, known))
+        rows.setdefault((f"{left} {SIGN_OF[op]} {right}", answer, known))
         return answer
 
     env.decide = decide

@@ -395,7 +395,7 @@ print(seen.captured[0].body)
 #
 # Then the operation runs, on the fakes ([chapter 1](chapter:01)). If the shapes do not fit, this is where it shows,
 # with the user's line. And the versions of the fakes tell whether the operation has written to one of them. No list
-# of operators that write is needed. (`check_strided` is for `as_strided` and its like, the `STRIDED` operators, which
+# of operators that write is needed. (`check_strided` is for `as_strided` and its like, the `AS_STRIDED` operators, which
 # look at memory by addresses and need a check of their own.)
 #
 # %show minicompile.ch03_capture.tensors.emit "result = run_fake" to "changed = before"

@@ -67,17 +67,17 @@ def _prepare(path: Path, ours: bool) -> None:
     if not os.access(path, os.W_OK | os.X_OK):
         raise PermissionError(f"{path} is not writable")
     found = path.stat()
-    if ours and found.st_uid == os.geteuid() and found.st_mode & OTHERS:
-        path.chmod(found.st_mode & ~OTHERS & 0o7777)
+    if ours and found.st_uid == os.geteuid() and found.st_mode & BY_OTHERS:
+        path.chmod(found.st_mode & ~BY_OTHERS & 0o7777)
         found = path.stat()
     why = f"its owner is user {found.st_uid}" if found.st_uid != os.geteuid() else \
-        f"its mode is {stat.filemode(found.st_mode)}; chmod go-w {path}" if found.st_mode & OTHERS else \
+        f"its mode is {stat.filemode(found.st_mode)}; chmod go-w {path}" if found.st_mode & BY_OTHERS else \
         _replaceable(path)
     if why:
         raise PermissionError(f"it holds machine code, and others can write to it: {why}")
 
 
-OTHERS = stat.S_IWGRP | stat.S_IWOTH
+BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 @functools.cache
@@ -132,7 +132,7 @@ def read_sealed(path: Path | str, key: str) -> bytes | None:
     except OSError:
         return None
     data = everything[:-len(seal(key, b""))]
-    foreign = found.st_uid != os.geteuid() or found.st_mode & OTHERS
+    foreign = found.st_uid != os.geteuid() or found.st_mode & BY_OTHERS
     return None if foreign or everything != data + seal(key, data) else data
 
 # %% [markdown]

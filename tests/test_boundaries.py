@@ -124,6 +124,21 @@ def test_one_name_one_meaning():
     assert {name for name, paths in homes.items() if len(paths) > 1} == ONE_INTERFACE
 
 
+# Constants that bear one name in two modules, and mean the same: `aten` is short for `torch.ops.aten`.
+ONE_MEANING = {"aten", "EVALUATE"}
+
+
+def test_one_constant_one_meaning():
+    homes = {}
+    for path in MODULES:
+        for node in ast.parse((PACKAGE / path).read_text()).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+            for name in (t.id for t in targets if isinstance(t, ast.Name) and not t.id.startswith("_")):
+                if not path.startswith(LOOKS_FROM_OUTSIDE):
+                    homes.setdefault(name, []).append(path)
+    assert {name for name, paths in homes.items() if len(paths) > 1} == ONE_MEANING
+
+
 @pytest.mark.parametrize("text", [
     "import torch._dynamo", "from torch._inductor import config", "from torch import _dynamo", "import functorch",
     "def f():\n    from torch.fx.experimental import proxy_tensor", "x = torch._decomp.table", "torch.compile(f)",

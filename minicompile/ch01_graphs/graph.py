@@ -243,16 +243,15 @@ def interpret(gm: fx.GraphModule, inputs: Sequence[Any],
 # same user's line as the node above it does not repeat the line.
 
 # %%
-SHORT = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",
-         torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8",
-         torch.bool: "b8"}
+def dtype_text(dtype: torch.dtype) -> str:
+    """`f32`, `bf16`, `i64`, `u8`; `b8` for truth values."""
+    return "b8" if dtype is torch.bool else str(dtype).removeprefix("torch.").replace("float", "f").replace("uint", "u").replace("int", "i")
 
 
 def type_text(value) -> str:
     """`f32[8, 64]` for a tensor, the number for anything else."""
     if isinstance(value, torch.Tensor):
-        short = SHORT.get(value.dtype, str(value.dtype).removeprefix("torch."))
-        return f"{short}[{', '.join(map(str, value.shape))}]"
+        return f"{dtype_text(value.dtype)}[{', '.join(map(str, value.shape))}]"
     if isinstance(value, (tuple, list)):
         return "(" + ", ".join(map(type_text, value)) + ")"
     return str(value)

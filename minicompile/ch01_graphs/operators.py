@@ -26,7 +26,7 @@ from .corrections import true_form
 from .fake import FakeTensor, storage_key
 from .refusals import REFUSALS, check_devices, check_with_kernel
 from .rules.operators import DATA_DEPENDENT, FIRST_DECIDES, FLOATS_ARE_DATA, FUSED, LIKE_THE_FIRST, NUMBERS_AT, RESHAPING, WITHOUT_META
-from .shapes import NUMBERS, answer_in_numbers
+from .shapes import IN_NUMBERS, answer_in_numbers
 
 aten = torch.ops.aten
 NAMESPACES = "aten", "prims", "minicompile"         # the others are a user's
@@ -142,8 +142,8 @@ def settle_floats(func, args, kwargs):
 def run_on_fakes(func, args, kwargs):
     """Run one ATen operator on fakes: meta kernel inside, pretended device outside. Real tensors among the
     arguments (constants the program closed over) take part through their metadata."""
-    if func in NUMBERS:
-        return answer_in_numbers(NUMBERS[func](args[0]))
+    if func in IN_NUMBERS:
+        return answer_in_numbers(IN_NUMBERS[func](args[0]))
     _check_data_dependent(func, args)
     args, kwargs = settle_floats(func, args, kwargs)
     flat, spec = pytree.tree_flatten((args, kwargs))

@@ -26,7 +26,7 @@ from .fake import FakeTensor, form_of, storage_key
 from .layouts import length_of
 from .operators import NAMESPACES, leaves, run_on_fakes
 from .rules.operators import FLOATS_ARE_DATA, STRIDED
-from .shapes import NUMBERS
+from .shapes import IN_NUMBERS
 
 PLAIN = frozenset((int, float, bool, complex, str, type(None), torch.dtype, torch.layout, torch.memory_format))
 RECIPES: dict[tuple, Any] = {}
@@ -38,7 +38,7 @@ class NotKept(Exception):
 
 @functools.cache
 def _may_be_kept(func) -> bool:
-    kept = func.namespace in NAMESPACES and func.overloadpacket not in STRIDED and func not in NUMBERS
+    kept = func.namespace in NAMESPACES and func.overloadpacket not in STRIDED and func not in IN_NUMBERS
     return kept and (not func._schema.is_mutable or _writes_first(func))
 
 

@@ -52,7 +52,7 @@ def check_devices(device: torch.device, operands) -> None:
 
 # %%
 # Words of refusals that are about dtypes and memory, not about the numbers in the tensors, which are zeros here
-KINDS = re.compile("not implemented for|unsupported operation|for input.numel|support|dtype|scalar type|boolean|[Bb]ool"
+ABOUT_KINDS = re.compile("not implemented for|unsupported operation|for input.numel|support|dtype|scalar type|boolean|[Bb]ool"
                    "|same (data ?)?type|can't be cast|inputs to be|should be the same|long tensor|without overflow|destination dtypes"
                    "|negative integer powers")
 TRIED_BYTES = 1 << 20
@@ -80,7 +80,7 @@ def check_with_kernel(func, kwargs, flat, spec) -> None:
     if sum(length_of(form) * t.dtype.itemsize for t, form in zip(fakes, forms)) > TRIED_BYTES:
         return
     error = _kernel_refuses(func, flat, spec)
-    if error is not None and (on_cpu if KINDS.search(str(error)) else shaped):
+    if error is not None and (on_cpu if ABOUT_KINDS.search(str(error)) else shaped):
         raise type(error)(*error.args)  # asked again the next time: it may be about the numbers or the shapes of this call
     if not shared:
         _ACCEPTED.add(key)

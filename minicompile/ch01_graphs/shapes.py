@@ -28,7 +28,7 @@ from ..errors import Unsupported
 from .floats import OPERATIONS, Float, evaluate_float, float_operation, float_symbol, float_text, is_partial, tree_size
 from .symbolic import Int, Symbol, add, bounds, floordiv, mod, mul, product
 
-COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+SIGN_OF = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 OPPOSITE = {"eq": "ne", "ne": "eq"}      # the others have none where nan may occur
 
 
@@ -49,7 +49,7 @@ class SizeGuard:
             return f"{left} == {self.right!r}" if plain else f"repr({left}) == {repr(self.right)!r}"
         if self.op == "computable":
             return f"type({left}) is float"
-        op = COMPARISONS[self.op if self.answer or self.op not in OPPOSITE else OPPOSITE[self.op]]
+        op = SIGN_OF[self.op if self.answer or self.op not in OPPOSITE else OPPOSITE[self.op]]
         condition = f"{left} {op} {float_text(self.right)}"
         return condition if self.answer or self.op in OPPOSITE else f"not ({condition})"
 
@@ -246,7 +246,7 @@ def _comparison(op):
 for _name, _fn in {"add": add, "sub": lambda a, b: add(a, mul(b, -1)), "mul": mul, "floordiv": floordiv,
                    "int_floordiv": floordiv, "mod": mod}.items():
     setattr(SizeNode, _name, _arithmetic(_fn))
-for _name in COMPARISONS:
+for _name in SIGN_OF:
     setattr(SizeNode, _name, _comparison(_name))
 
 # %% [markdown]
@@ -264,7 +264,7 @@ class ConditionNode(Node):
     def is_symbolic(self): return True
     def maybe_as_int(self): return None
     def constant_bool(self): return _prove(self.op, self.left, self.right)
-    def str(self): return f"{self.left} {COMPARISONS[self.op]} {self.right}"
+    def str(self): return f"{self.left} {SIGN_OF[self.op]} {self.right}"
 
     @property
     def hint(self): return getattr(operator, self.op)(self.env.hint(self.left), self.env.hint(self.right))
@@ -331,7 +331,7 @@ def _float_operation(name):
 for _name in (*OPERATIONS, "float_truediv", "float_pow"):
     if _name not in ("float", "floordiv", "mod"):
         setattr(FloatNode, _name, _float_operation(_name.removeprefix("float_")))
-for _name in COMPARISONS:
+for _name in SIGN_OF:
     setattr(FloatNode, _name, _comparison(_name))
 
 
@@ -386,7 +386,7 @@ class NumbersNeeded(RuntimeError):
 
 
 aten = torch.ops.aten
-NUMBERS = {aten.size.default: lambda t: list(t.shape), aten.stride.default: lambda t: list(t.stride()),
+IN_NUMBERS = {aten.size.default: lambda t: list(t.shape), aten.stride.default: lambda t: list(t.stride()),
            aten.numel.default: torch.Tensor.numel, aten.storage_offset.default: torch.Tensor.storage_offset}
 _answering = threading.local()           # .now: whether they get them
 

@@ -26,7 +26,7 @@ from .operators import settle_floats
 from .recipes import fake_call
 from .rules.derivatives import DERIVED_OTHERWISE
 from .rules.operators import IN_PLACE_VIEWS
-from .shapes import NUMBERS, expr_of, is_symbolic
+from .shapes import IN_NUMBERS, expr_of, is_symbolic
 
 aten = torch.ops.aten
 
@@ -50,7 +50,7 @@ aten = torch.ops.aten
 # real one that the program brought along, and becomes a constant of the graph; a fake that is not in there belongs to
 # another recording, which is a mistake of ours.
 #
-# Three operators are no ordinary nodes. Questions with a number for an answer (`NUMBERS`) are answered. A `detach` is
+# Three operators are no ordinary nodes. Questions with a number for an answer (`IN_NUMBERS`) are answered. A `detach` is
 # another fake for the same node, since it matters to autograd alone. What turns a tensor into a view of itself, such
 # as `t_()`, is written as the view that it is, and `_keep_metadata` sees to it that the nodes before it keep a fake
 # of the old shape.
@@ -103,7 +103,7 @@ class Recorder(DispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func in NUMBERS:
+        if func in IN_NUMBERS:
             return fake_call(func, args, kwargs)
         if func is aten.detach.default and isinstance(args[0], FakeTensor):
             return self._alias(args[0])

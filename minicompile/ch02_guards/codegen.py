@@ -170,7 +170,7 @@ def tuple_of_reads(reads) -> str:
 # tensors, and of each eight things are known. Few of them differ, and each form gets a function.
 
 # %%
-MANY = 32                    # tensors: below, each is written in full
+MANY_TENSORS = 32                    # tensors: below, each is written in full
 
 
 @dataclass
@@ -190,7 +190,7 @@ class CheckText:
                 emitter.check(guard)
             return tuple_of_reads(map(emitter.read, outputs))
 
-        by_form = sum(guard.kind == "TENSOR_MATCH" for guard in guards) > MANY
+        by_form = sum(guard.kind == "TENSOR_MATCH" for guard in guards) > MANY_TENSORS
         text, emitter = twice(write, parameters, prefix=f"{name}_g", by_form=by_form)
         self.functions += [f"{form} = lambda x: {condition}\n" for condition, form in emitter.forms.items()]
         signature = ", ".join(f"__a{i}" for i in range(len(parameters)))

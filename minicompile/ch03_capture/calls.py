@@ -149,7 +149,7 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue
     if real.__module__ == "torch._dynamo.mutation_guard":
         # `Module.__init__`, once torch.compile has run: it counts modules
         return call(tx, wrap(tx, real.__closure__[0].cell_contents), args, kwargs)
-    if handler := BY_CODE.get(DISABLED if DISABLED in vars(real) else code):
+    if handler := BY_CODE.get(DISABLED_BY_TORCH if DISABLED_BY_TORCH in vars(real) else code):
         return handler(tx, function, *args, **kwargs)
     if is_refused_module(real.__module__ or ""):
         unsupported(tx, f"a call of {real.__module__}.{real.__qualname__}")
@@ -202,7 +202,7 @@ def guard_function(tx: Tracer, real: types.FunctionType):
 
 # %%
 BY_CODE = Table()                    # code of the functions that a decorator makes -> handler, given the function, too
-DISABLED = "_torchdynamo_disable"    # in the place of a code: what torch.compile, once it was used, has put around functions of PyTorch
+DISABLED_BY_TORCH = "_torchdynamo_disable"    # in the place of a code: what torch.compile has put around functions of PyTorch
 
 
 # %% [markdown]

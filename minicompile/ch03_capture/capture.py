@@ -48,7 +48,7 @@ from .library import (  # noqa: F401
     builtins_, classes, containers, control_flow, fields, items, iterators, modules, regions, standard, tensor_attributes,
     torch_functions)
 from .library.contexts import close_all, enter_autocast, exit_autocast, set_grad
-from .library.graph_functions import OPERATORS
+from .library.graph_functions import OVERLOADS
 from .lookup import MISSING, captures
 from .comparisons import BRANCH_ON_VALUES
 from .tracer import Globals, Tracer, location, step_of
@@ -387,7 +387,7 @@ def leaves_no_trace(tx, draws: bool = False) -> bool:
         target = node.target
         if draws and isinstance(node.kwargs.get("generator"), torch.Generator):
             return False
-        if isinstance(target, OPERATORS):
+        if isinstance(target, OVERLOADS):
             return str(target).startswith(("aten.", "prims."))
         return target not in (enter_autocast, exit_autocast) and id(target) not in marks.IN_GRAPH
 

@@ -33,7 +33,7 @@ from .attributes import get_attribute
 from .exceptions import INTERPRETING, user_error, user_errors
 from .iterate import length, unpack
 from .lookup import MISSING, captures, lookup
-from .operations import PLAIN, ask, fold, raise_as_python
+from .operations import GRAPH_KINDS, ask, fold, raise_as_python
 from .protocol import as_dict, special
 from .tensors import emit
 from .tracer import Tracer, call, location, unsupported
@@ -177,7 +177,7 @@ def compare(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue) -> Abst
     function, kinds = getattr(operator, COMPARE[symbol]), {type(a), type(b)}
     if kinds == {Const} and is_identity(a) and is_identity(b) and symbol in ("==", "!="):
         return boolean(function(a.value, b.value))
-    if kinds <= PLAIN:
+    if kinds <= GRAPH_KINDS:
         return compare_plain(tx, symbol, function, a, b)
     candidates, (left, right) = [(a, f"__{COMPARE[symbol]}__", b)], (a.cls, b.cls)
     derived = right is not left and issubclass(right, left)              # then the right one is asked first

@@ -19,7 +19,7 @@ from .tensors import call_tensor_method
 from .tracer import Tracer, unsupported
 from .values import AbstractValue, Const, NONE, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, boolean, describe
 
-FOLDED = (Const, SymVal, TupleVal, SetVal, SliceVal, ObjVal)      # of these, methods of constants are called now
+FOLDABLE = (Const, SymVal, TupleVal, SetVal, SliceVal, ObjVal)      # of these, methods of constants are called now
 OPERATORS = {"__len__": length, "__iter__": iterate, "__getitem__": get_item, "__setitem__": set_item, "__delitem__": delete_item,
              "__contains__": lambda tx, self, item: boolean(contains(tx, self, item)),
              "__eq__": lambda tx, self, other: compare(tx, "==", self, other)}
@@ -34,7 +34,7 @@ def call_method(tx: Tracer, value: AbstractValue, name: str, args, kwargs=None) 
     if function is not None:
         return call_handler(tx, lambda: f"{describe(value)}.{name}", function, [value, *args], kwargs)
     reason = f"the method {name} of {describe(value)}"
-    if type(value) not in FOLDED or name in ("__enter__", "__exit__", "__call__"):
+    if type(value) not in FOLDABLE or name in ("__enter__", "__exit__", "__call__"):
         unsupported(tx, reason)
     if type(value) is Const and value.cls is str and name == "join":
         args = [TupleVal(items=unpack(tx, args[0]))]

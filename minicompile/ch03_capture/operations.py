@@ -34,7 +34,7 @@ from .wrap import as_python, wrap_constant
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
           "@": "matmul",
           "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift"}
-PLAIN = {Const, TensorVal, SymVal}            # kinds that can stand in the graph
+GRAPH_KINDS = {Const, TensorVal, SymVal}            # kinds that can stand in the graph
 
 
 def python_operator(name: str):
@@ -145,7 +145,7 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
             return symbol == "%" and ask(tx, [(a, "__mod__", b)]) or fold(tx, python_operator(name), [a, b])
         if classes != {int} or symbol not in SIZE_OPERATORS and not small:
             return binary(tx, symbol, specialize(a), specialize(b), inplace)
-    if kinds <= PLAIN:
+    if kinds <= GRAPH_KINDS:
         if TensorVal in kinds and type(a) is Const and type(a.value) in (str, bytes):
             unsupported(tx, f"{describe(a)} {symbol} {describe(b)}, which is not for PyTorch to do")
         function = python_operator("i" + name if inplace and (type(a) is TensorVal or kinds == {Const}) else name)

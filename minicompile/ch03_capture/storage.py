@@ -45,7 +45,7 @@ def guard_strides(tx: Tracer, fake) -> None:
                 guard(tx, part(CallSource, other.source, "stride", (dim,)), "CONSTANT_MATCH", other.real.stride(dim))
 
 
-STRIDED = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
+AS_STRIDED = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
 
 
 def check_strided(tx: Tracer, name: str, fake, view, absolute: bool) -> None:

@@ -31,7 +31,7 @@ from ..tables import Table
 from .exceptions import user_error
 from .library.tensor_names import METADATA, READ_FROM_INPUT, REFUSED_METHODS, TAKES_SIZES, VIEW_ATTRIBUTES
 from .lookup import MISSING
-from .storage import STRIDED, check_strided, guard_not_a_view, guard_views, taken_without_gradients
+from .storage import AS_STRIDED, check_strided, guard_not_a_view, guard_views, taken_without_gradients
 from .tracer import Tracer, guard, location, say_where, step_of, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, ObjVal, SliceVal, SymVal, TensorVal,
@@ -125,7 +125,7 @@ def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
     name = name_of_target(target)
     refuse_unknown(tx, name, fakes)
     result = run_fake(tx, target, fake_args, fake_kwargs)
-    if name in STRIDED:
+    if name in AS_STRIDED:
         check_strided(tx, name, fakes[0], result, len(fx_args) + len(fx_kwargs) > 3 or "scatter" in name)
     changed = before != [f._version for f in fakes]
     if tx.tensors.made_in_inference:
@@ -404,12 +404,12 @@ def size_node(tx, tensor, dim, size) -> AbstractValue:
 # shapes, strides and places have rows in the table of methods. A tensor that is known to hold a certain number may be asked for it.
 
 # %%
-CONVERSIONS = {"__int__": int, "__float__": float, "__index__": operator.index, "__bool__": bool}
+NUMBER_METHODS = {"__int__": int, "__float__": float, "__index__": operator.index, "__bool__": bool}
 
 
 def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -> AbstractValue:
-    if name in ("item", "tolist", *CONVERSIONS) and not args and type(known := as_number(tensor)) is Const:
-        return const(CONVERSIONS[name](known.value)) if name in CONVERSIONS else known
+    if name in ("item", "tolist", *NUMBER_METHODS) and not args and type(known := as_number(tensor)) is Const:
+        return const(NUMBER_METHODS[name](known.value)) if name in NUMBER_METHODS else known
     if name in REFUSED_METHODS or name == "to" and any(type(a) is ObjVal for a in args):
         unsupported(tx, f"Tensor.{name}() needs the numbers of the tensor or changes what it is")
     return emit(tx, name, [tensor, *args], kwargs)

@@ -149,12 +149,12 @@ def line_of(frame) -> int:
     return frame.decoded.lines[max(frame.ip - 1, 0)]
 
 
-OURS = marks.__file__.removesuffix("marks.py") + "ch"        # chapters write some functions of PyTorch in Python
+OUR_CHAPTERS = marks.__file__.removesuffix("marks.py") + "ch"        # chapters write some functions of PyTorch in Python
 
 
 @functools.cache
 def is_users(filename: str) -> bool:
-    return not is_library(filename) and not filename.startswith(OURS)
+    return not is_library(filename) and not filename.startswith(OUR_CHAPTERS)
 
 
 def user_frame(tx: Tracer):

@@ -430,13 +430,13 @@ def as_python(tx: Tracer, value: AbstractValue, instead=lambda value: None):
     if kind is SliceVal:
         return slice(*(as_python(tx, v) for v in (value.start, value.stop, value.step)))
     if kind is ObjVal and value.real is not None and not value.attrs and (
-            isinstance(value.real, FIXED)
+            isinstance(value.real, GIVEN_AS_THEY_ARE)
             or value.source is None and type(value.real).__module__ == "typing"):
         return value.real
     raise NotConstant
 
 
-FIXED = (type, types.BuiltinFunctionType, types.ModuleType, torch.finfo, torch.iinfo, types.GenericAlias,
+GIVEN_AS_THEY_ARE = (type, types.BuiltinFunctionType, types.ModuleType, torch.finfo, torch.iinfo, types.GenericAlias,
          types.UnionType, enum.Enum, torch.torch_version.TorchVersion)
 
 

@@ -22,11 +22,11 @@ from ..ch03_capture import interpreter
 from ..ch03_capture.hook import kept
 from ..errors import Unsupported
 
-OPS = dis.opmap
-EXTENDED_ARG = OPS["EXTENDED_ARG"]
+OPCODES = dis.opmap
+EXTENDED_ARG = OPCODES["EXTENDED_ARG"]
 JUMPS = frozenset(dis.hasjrel)
 LOCAL_OPS = frozenset(dis.haslocal) | frozenset(dis.hasfree)      # their argument is an index into localsplus
-NO_INDEX = {OPS["COPY_FREE_VARS"]}
+NO_INDEX = {OPCODES["COPY_FREE_VARS"]}
 
 
 @dataclass(eq=False)
@@ -55,13 +55,13 @@ class Handler:
 
 
 def new(name: str, arg: int = 0, target: Instruction | None = None, position=(None,) * 4) -> Instruction:
-    return Instruction(OPS[name], arg, target, cache_count(name), position)
+    return Instruction(OPCODES[name], arg, target, cache_count(name), position)
 
 
 def cache_count(name: str) -> int:
     """How many cache units follow an instruction."""
     counts = dis._inline_cache_entries
-    return counts.get(name, 0) if isinstance(counts, dict) else counts[OPS[name]]
+    return counts.get(name, 0) if isinstance(counts, dict) else counts[OPCODES[name]]
 
 
 # %% [markdown]

@@ -107,7 +107,7 @@ def execute(w: Walk, i):
     if name in NOT_COPIED:
         raise Unsupported(f"a graph break at the instruction {name}")
     if method_form := is_method_load(i):
-        changed = {"op": bc.OPS["LOAD_ATTR"]} if name == "LOAD_METHOD" else {"arg": i.arg & ~1}
+        changed = {"op": bc.OPCODES["LOAD_ATTR"]} if name == "LOAD_METHOD" else {"arg": i.arg & ~1}
         if name == "LOAD_METHOD":
             changed["caches"] = bc.cache_count("LOAD_ATTR")
         i_copy = copy_of(w, i, **changed)
@@ -194,7 +194,7 @@ def branch(w: Walk, i, follow: bool | None):
         if not i.name.endswith("_OR_POP"):
             del jumped[-1]
         ends, target = [], i.target
-    op = bc.OPS[i.name.replace("BACKWARD", "FORWARD")]
+    op = bc.OPCODES[i.name.replace("BACKWARD", "FORWARD")]
     following = w.draft.instructions[w.at + 1]
     if follow is True:
         label = bc.new("NOP", position=i.position)

@@ -66,7 +66,7 @@ from .aliases import viewed_argument
 from .cleanup import has_effect, is_random
 from .joint import Joint
 from .maxflow import INFINITE, Network, add_edge, add_vertex, maximum_flow, sink_side
-from .rules.operators import CHEAP, LOOPS
+from .rules.operators import BECOME_LOOPS, CHEAP
 
 aten = torch.ops.aten
 
@@ -125,7 +125,7 @@ def is_fusible(node: fx.Node) -> bool:
     """Cheap operators and reductions become loops; the rest are library calls, which go through memory."""
     if is_cheap(node) or node.target is operator.getitem:
         return True
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket in LOOPS
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket in BECOME_LOOPS
 
 
 

@@ -20,7 +20,7 @@ from ..ch01_graphs.layouts import flat_storage
 from ..ch01_graphs.symbolic import Expr, evaluate, symbols
 from .ir import Extern, Loop, Program, Value, View, replay
 
-CHUNK = 1 << 22
+MOST_POINTS = 1 << 22
 
 # %% [markdown]
 # ## The handler
@@ -178,7 +178,7 @@ def run_loop(loop: Loop, storages: dict[str, torch.Tensor], sizes: dict[str, int
     shape = tuple(evaluate(s.size, sizes) for s in variables)
     if 0 in shape:
         return
-    rows = max(1, CHUNK // max(1, math.prod(shape[1:])))
+    rows = max(1, MOST_POINTS // max(1, math.prod(shape[1:])))
     with torch.device(storages[loop.outputs[0]].device):
         for start in range(0, shape[0], rows) if loop.vars else [0]:
             grid = (min(rows, shape[0] - start), *shape[1:]) if loop.vars else shape

@@ -6,13 +6,14 @@
 # tests run it always.
 
 # %%
+from ..ch01_graphs.graph import dtype_text
 from ..ch01_graphs.symbolic import Expr, Symbol, symbols, to_text
 from .ir import Buffer, Loop, Program, Value, View, written_by
 from .reference import REDUCE, SCALAR
 
 STRUCTURAL = {"load", "store", "reduce", "index", "indirect", "constant", "to_dtype", "bitcast", "round_to",
               "where", "get", "philox"}
-OPS = SCALAR.keys() | STRUCTURAL
+KNOWN_OPERATIONS = SCALAR.keys() | STRUCTURAL
 REDUCE_KINDS = REDUCE.keys() | {"argmax", "argmin"}
 
 
@@ -41,7 +42,7 @@ def verify_loop(loop: Loop, buffers: dict[str, Buffer], written: set, sizes: set
     before: set[Value] = set()
     for v in loop.body:
         where = f"{loop.name}, {v!r}"
-        assert v.op in OPS, f"{where}: unknown operation"
+        assert v.op in KNOWN_OPERATIONS, f"{where}: unknown operation"
         assert (v.dtype is None) == (v.op == "store"), f"{where}: dtype {v.dtype}"
         assert before.issuperset(v.operands), f"{where}: uses a later value"
         assert {a for a in v.args if type(a) is Value} <= before, f"{where}: an argument is no operand"
@@ -56,13 +57,7 @@ def verify_loop(loop: Loop, buffers: dict[str, Buffer], written: set, sizes: set
 
 # %% [markdown]
 # ## Printing
-
-# %%
-def dtype_text(dtype) -> str:
-    return str(dtype).removeprefix("torch.").replace("float", "f").replace("bf", "bf").replace("uint", "u") \
-        .replace("int", "i")
-
-# %% [markdown]
+#
 # A loop is printed as a head with its variables, then one line for each value of its body. Values have
 # numbers in the order of the body; a reader of the text can follow each operand upwards. The comment names
 # the nodes of the graph that went into the loop.

@@ -88,7 +88,7 @@ def load_plain(source: KernelSource) -> Callable:
     function, grid, pointers = jit_function(source), grid_function(source), len(pointer_names(source))
     options = dict(source.options["constants"])
     if not interpreting():
-        options |= {"num_warps": source.options["num_warps"], **worker.OPTIONS}
+        options |= {"num_warps": source.options["num_warps"], **worker.TRITON_OPTIONS}
 
     def run(*args):
         programs = grid(*args[pointers:])
@@ -199,7 +199,7 @@ def make_task(source: KernelSource, arch: int, aligned: bool) -> dict:
     anonymous = re.sub(rf"\b{re.escape(source.name)}\b", "kernel", text)
     settings = (sorted(options["signature"].items()), sorted(options["constants"].items()),
                 options["num_warps"], arch, aligned)
-    key = cache_key("triton", anonymous, settings, triton_version(), sorted(worker.OPTIONS.items()))
+    key = cache_key("triton", anonymous, settings, triton_version(), sorted(worker.TRITON_OPTIONS.items()))
     return dict(name=source.name, key=key, code=text, signature=options["signature"],
                 constants=options["constants"], num_warps=options["num_warps"], arch=arch,
                 aligned=pointer_names(source) if aligned else [],
@@ -337,7 +337,7 @@ def finish(source: KernelSource, device: int, aligned: bool, task: dict, wait: C
 
 # %%
 RECORDING = threading.RLock()    # a recording begins by waiting for the device, which would break another one
-TABLES = 4        # sets of addresses that are remembered
+REMEMBERED = 4        # sets of addresses that are remembered
 SLOTS = 8         # recordings that can have a table of their own
 
 
@@ -412,7 +412,7 @@ class ListKernel:
                     table = table.pin_memory().to(args[0].device, non_blocking=True)
             known = kernel, table
             if not recording:
-                while len(self.tables) >= TABLES:
+                while len(self.tables) >= REMEMBERED:
                     del self.tables[next(iter(self.tables))]
                 self.tables[addresses] = known
         elif recording:

@@ -36,7 +36,7 @@ else:                                      # a script, without the package, whic
 # square roots of such differences are NaN. Two roundings cost 0.3 to 0.8% of the training steps of nanoGPT, GPT-2 and
 # ResNet-50 on an H200; functions of our own, which owe nothing to eager's order, ask for fused ones (`tl.fma` in
 # `rules/prelude.py`: half of it for nanoGPT). The kernels of chapter 10 round in the same way.
-OPTIONS = {"num_stages": 1, "enable_fp_fusion": False}
+TRITON_OPTIONS = {"num_stages": 1, "enable_fp_fusion": False}
 
 
 def compile_kernel(task: dict) -> dict:
@@ -59,7 +59,7 @@ def compile_kernel(task: dict) -> dict:
     constants = {(function.arg_names.index(n),): v for n, v in task["constants"].items()}
     source = ASTSource(function, signature, constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", task["arch"], 32),
-                              options={"num_warps": task["num_warps"], **OPTIONS})
+                              options={"num_warps": task["num_warps"], **TRITON_OPTIONS})
     data = compiled.metadata
     if getattr(data, "global_scratch_size", 0) or getattr(data, "profile_scratch_size", 0):
         raise RuntimeError("the kernel needs scratch memory")

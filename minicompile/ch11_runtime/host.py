@@ -95,7 +95,7 @@ class Writer:
         if root not in self.locals:
             text = re.sub(r"\W", "_", root)
             if not text.isidentifier() or keyword.iskeyword(text) or text in RESERVED or \
-                    CONSTANT.match(text) or text in self.globals or text in self.taken or \
+                    NAMED_CONSTANT.match(text) or text in self.globals or text in self.taken or \
                     any(s.name == text for s in self.program.symbols.values()):
                 text = f"t_{len(self.locals)}_{text}"
             self.locals[root] = text
@@ -113,7 +113,7 @@ class Writer:
 
 RESERVED = {"args", "call", "empty", "as_strided", "relayout", "view", "result", "exchange_device",
             "outer_device", "bits_of_float", "raise_versions", "below_autograd", "torch"}
-CONSTANT = re.compile(r"(k|x|c|dtype|device|number|unused_)\d+$")       # how `Writer.constant` names globals
+NAMED_CONSTANT = re.compile(r"(k|x|c|dtype|device|number|unused_)\d+$")       # how `Writer.constant` names globals
 
 
 def int_text(e: Int) -> str:

@@ -22,7 +22,7 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 from ..ch01_graphs.fake import storage_key
 from ..ch01_graphs.symbolic import present
 from ..ch03_capture import hook
-from ..ch03_capture.calls import BY_CODE, DISABLED, handles, inline_code
+from ..ch03_capture.calls import BY_CODE, DISABLED_BY_TORCH, handles, inline_code
 from ..ch03_capture.effects import call_later, changed
 from ..ch03_capture.inputs import counter
 from ..ch03_capture.library.standard import call_wrapped
@@ -57,7 +57,7 @@ def call_step(tx: Tracer, function, self, *args, **kwargs):
     return call(tx, wrap(tx, in_grad_mode), [wrap(tx, function.real.__wrapped__), self, *args], kwargs)
 
 
-@BY_CODE.of(torch._disable_dynamo(example).__code__, DISABLED)
+@BY_CODE.of(torch._disable_dynamo(example).__code__, DISABLED_BY_TORCH)
 def call_disabled(tx: Tracer, function, *args, **kwargs):
     """What torch keeps from its own compiler; of an optimizer, it may be inlined."""
     if not function.real.__module__.startswith("torch.optim"):

@@ -29,13 +29,13 @@ REFUSED_FUNCTIONS = frozenset((
     "is_nonzero", "set_num_threads", "_assert_async", "set_grad_enabled", "handle_torch_function",
     "from_dlpack", "set_float32_matmul_precision", "get_rng_state", "set_rng_state", "_set_grad_enabled",
     "unique", "nonzero", "unique_consecutive", "sparse_coo_tensor", "boolean_dispatch"))
-OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+OVERLOADS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _TORCH_BUILTINS: set = set()
 
 
 def is_graph_function(function) -> bool:
     """Whether a call of this torch function becomes a node."""
-    if isinstance(function, OPERATORS) or id(function) in marks.IN_GRAPH:
+    if isinstance(function, OVERLOADS) or id(function) in marks.IN_GRAPH:
         return True
     kind = type(function)
     if kind is types.BuiltinFunctionType:

@@ -320,7 +320,7 @@ def raises(category) -> bool:
     return any(action == "error" and issubclass(category, kind) for action, _, kind, *_ in warnings.filters)
 
 
-OURS = "<minicompile", marks.__file__.removesuffix("marks.py")
+OUR_FILES = "<minicompile", marks.__file__.removesuffix("marks.py")
 
 
 def warn_at(place, message, category, source):
@@ -329,7 +329,7 @@ def warn_at(place, message, category, source):
         frame, above = sys._getframe(1), place[0]
         while above and frame.f_back is not None:
             frame = frame.f_back
-            above -= not frame.f_code.co_filename.startswith(OURS)
+            above -= not frame.f_code.co_filename.startswith(OUR_FILES)
         if above:                       # of nobody
             return warnings.warn(message, category, 2**30, source)
         place = frame.f_globals, frame.f_code.co_filename, frame.f_lineno

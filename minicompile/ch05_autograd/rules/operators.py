@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 # %% [markdown]
 # The partition of a joint graph into forward and backward asks which results are cheap to compute again rather than save. Elementwise
-# operators have a tag; `CHEAP` lists what is as cheap without it, and `LOOPS` what else becomes a loop that may be fused.
+# operators have a tag; `CHEAP` lists what is as cheap without it, and `BECOME_LOOPS` what else becomes a loop that may be fused.
 
 # %%
 CHEAP = {
@@ -23,7 +23,7 @@ CHEAP = {
     aten.masked_fill, aten._native_batch_norm_legit_no_training,
 }
 
-LOOPS = {
+BECOME_LOOPS = {
     aten.sum, aten.mean, aten.amax, aten.amin, aten.max, aten.min, aten.prod, aten.var, aten.var_mean,
     aten.std, aten.any, aten.all, aten.argmax, aten.argmin, aten._softmax, aten._log_softmax,
     aten._softmax_backward_data, aten._log_softmax_backward_data, aten.logsumexp, aten.native_layer_norm,

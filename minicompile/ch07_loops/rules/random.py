@@ -30,7 +30,7 @@ from ..reference import philox_uniform
 from ..table import aten, lowering
 
 BLOCK = 256                 # threads of a block of eager's kernel
-MANY = 1 << 20              # elements from which reading and writing them costs more than another launch
+WORTH_A_LAUNCH = 1 << 20              # elements from which reading and writing them costs more than another launch
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -157,7 +157,7 @@ def native_dropout(g, x, p, train):
     out, kept = g.val
     size, stride = sizes_of(out), strides_of(out)
     if x.device.type != "cuda" or train is False or not 0 < p < 1 or x.dtype not in DTYPES or not isinstance(out.numel(), int) \
-            or out.numel() < MANY or out.numel() % 16 or dense_strides(size, stride) != tuple(stride) \
+            or out.numel() < WORTH_A_LAUNCH or out.numel() % 16 or dense_strides(size, stride) != tuple(stride) \
             or x.view and x.view.buffer in g.program.inputs:
         return NotImplemented
     layout = eager_layout(x.dtype, x.device)
