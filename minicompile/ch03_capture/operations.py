@@ -28,7 +28,7 @@ from .tracer import Tracer, answer, unsupported
 from .values import (
     AbstractValue, Const, ListVal, NUMBERS, NUMPY_SCALARS, NotConstant, ObjVal, SymVal, TensorVal, TupleVal, const, describe,
     is_unseen, unseen)
-from .varying import computed
+from .varying import REFUSALS_OF_VALUES, computed
 from .wrap import as_python, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
@@ -89,7 +89,7 @@ def later(tx: Tracer, kind: type, function, args, named=None) -> AbstractValue |
     try:
         if type(function(*map(sample, args), **{k: sample(v) for k, v in named.items()})) is not kind:
             return None
-    except Exception:
+    except REFUSALS_OF_VALUES:
         return None
     return unseen(kind, lambda trace=weakref.ref(tx): fold(trace(), function, args, named).value, recipe=(function, args, named))
 

@@ -56,8 +56,11 @@ def application(tx: Tracer, function, args, named: dict) -> tuple:
                         tuple((name, tx.symbols.sources[name]) for name in symbols))
     try:
         return at, function(*[v for _, v in given], **{name: v for name, (_, v) in by_name.items()})
-    except Exception as error:
+    except REFUSALS_OF_VALUES as error:
         raise NotConstant from error
+
+
+REFUSALS_OF_VALUES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)     # what functions of numbers and texts raise
 
 
 def argument_at(tx: Tracer, value) -> tuple:

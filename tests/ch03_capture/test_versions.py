@@ -294,6 +294,19 @@ def test_texts_of_numbers(make, graphs, breaks, calls):
     count(make, graphs, breaks, calls)
 
 
+@pytest.mark.parametrize("program", ["'a%d' % n", "'a%d' % n + str(len(f'{n}'))"])
+def test_a_fault_of_ours_is_no_refusal_of_the_numbers(program, monkeypatch):
+    from minicompile.ch03_capture.library import builtins_
+
+    def broken(text, *values):
+        raise AssertionError("a fault")
+
+    monkeypatch.setattr(builtins_, "printed", broken)
+    f = eval(f"lambda x, n: (x + 1, {program})")
+    with pytest.raises(AssertionError, match="a fault"):
+        minicompile.compile(f, backend="eager", dynamic=True)(torch.ones(2), 3)
+
+
 # ------------------------------------------------------------------ what functions of C make of numbers that vary
 ASKED = {
     "numbers": lambda x, n: (x * round(n, -1), n.__add__(1), int.__mul__(n, 2), (2).__rpow__(n), min(n, 7), max(n, 2.5), n.bit_length(),
