@@ -1340,9 +1340,11 @@ print("and by the weights:", torch.allclose(penalty, torch.autograd.grad(slopes(
 # region that is differentiated twice call after call soon runs as it was captured, under eager's autograd.
 #
 # What goes wrong? The program runs again on the *inputs* of the region, where eager goes on from what it has saved.
-# An input that was written since, or that was large, not saved, and is gone, ends in an error that says so. Dropout would draw
-# another mask, and is refused. A batch norm in training is not refused, although it writes its running statistics: in its
-# joint graph in primitives, no gradient is computed from them.
+# So the first calls of a region keep them, and copies of the small ones, which the program may write to. A training that takes no
+# second derivative by then is one that will not, and large inputs that backward does not need are let go of. If one is asked for after
+# all, an input that is gone, or was written, ends in an error that says so. Dropout draws the same mask again, from
+# the state that the generator had. A batch norm in training writes its running statistics, but in its
+# joint graph in primitives no gradient is computed from them, so nobody needs the old ones.
 # [`second.py`](code:minicompile/ch05_autograd/second.py) has the details.
 #
 # ## What torch.compile does differently

@@ -93,6 +93,7 @@ class Joint:
     differentiable: list[int]       # positions among results + written that have a tangent
     gradients: list[int]            # inputs that the gradients belong to (a gradient may be None)
     recipes: list                   # how to make each output
+    places: dict[int, tuple[int, bool]]     # for each result an output that is it, or (True) a view of it with its history
     mutated: set[str] = field(default_factory=set)      # names of all placeholders that are written
     copied: list[int] = field(default_factory=list)     # the written inputs that the graph itself copies into
     hidden: list[int] = field(default_factory=list)     # of those, the ones written through `.data` only
@@ -220,6 +221,17 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
         recipes.append(of if plain else ViewOf(of, steps, detach, no_grad))
     return recipes, results
 
+
+def places_of(recipes: list, outputs: Sequence) -> dict[int, tuple[int, bool]]:
+    """`Joint.places`."""
+    places = {}
+    for place, (recipe, o) in enumerate(zip(recipes, outputs)):
+        if isinstance(recipe, Result):
+            places[recipe.index] = place, False
+        elif isinstance(recipe, ViewOf) and isinstance(recipe.of, Result) and o.requires_grad:
+            places.setdefault(recipe.of.index, (place, True))
+    return places
+
 # %% [markdown]
 # ## Tracing
 #
@@ -326,8 +338,9 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
     parameters = {n.name for n in gm.graph.find_nodes(op="placeholder") if n.meta.get("parameter")}
     exposed = {n.name for n, e in zip(recorder.graph.find_nodes(op="placeholder"), entries)
                if isinstance(e, torch.Tensor) and storage_key(e) not in kept and n.name not in parameters}
-    joint = Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [], recipes, symbols=_symbols(entries),
-                  exposed=exposed, watched=watched, overlaps=overlaps, once=once, calls=sum(map(computes, recorded.graph.nodes)))
+    joint = Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [], recipes,
+                  places_of(recipes, outputs), symbols=_symbols(entries), exposed=exposed, watched=watched, overlaps=overlaps, once=once,
+                  calls=sum(map(computes, recorded.graph.nodes)))
     joint = _finish(recorded, joint, entries, returned)
     joint.hidden = [i for i in joint.copied if entries[i]._version == versions[i]]
     return joint

@@ -217,7 +217,7 @@ def sharing_memory(saved: list, others: list) -> set[int]:
 class Region:
     """A partitioned graph as one node of the engine: what of it is known at compile time."""
 
-    def __init__(self, joint: Joint, halves: Partition, forward: Callable, backward: Backward, anchored: bool, again: Again | str):
+    def __init__(self, joint: Joint, halves: Partition, forward: Callable, backward: Backward, anchored: bool, again: Again):
         self.joint, self.forward, self.backward = joint, forward, backward
         self.results = joint.results + len(joint.written)            # how many, with what is written to inputs
         self.plain = [i for i in range(self.results) if i not in joint.differentiable]
@@ -238,7 +238,7 @@ class Region:
         self.inference: list[int] = []           # saved values that are inference tensors, as guards say of all calls
         self.anchored, self.again = anchored or joint.once and not self.order, again
         inputs = [n.meta["val"] for n in joint.gm.graph.find_nodes(op="placeholder") if "tangent" not in n.meta]
-        self.inputs = None if isinstance(again, str) else Inputs(inputs, saved, again.parameters, again.apart, again.hold)
+        self.inputs = Inputs(inputs, saved, again)
 
     def layouts_of(self, ctx, absent: frozenset) -> list:
         """The layout of each tangent that is not absent."""
@@ -258,7 +258,7 @@ class Region:
 # %%
 def run_forward(region: Region, ctx, *inputs):
     joint, count = region.joint, region.results
-    ctx.states = region.inputs and states_before(region.again.generators)
+    ctx.states, ctx.noted = states_before(region.again.generators), region.inputs.note(inputs)
     outputs = call_compiled(region.forward, [*inputs])
     saved = region.saved((*outputs, *inputs))
     if region.shared is None:
@@ -278,7 +278,6 @@ def run_forward(region: Region, ctx, *inputs):
     ctx.saved_layouts = [layout_of(t) for t in tensors] if ctx.hooked else None
     ctx.versions, ctx.modified = [t._version for t in tensors] if len(region.every) > 1 else None, None
     ctx.left, ctx.alive = None, region.every
-    ctx.noted = region.inputs and region.inputs.note(inputs)
     ctx.watched = [] if ctx.hooked or not joint.watched else [     # with hooks the engine does not check; `finish` writes once more
         (inputs[i].detach(), version_of(inputs[i]) + (i in joint.written), tangents) for i, tangents in joint.watched.items()]
     ctx.set_materialize_grads(False)
@@ -340,11 +339,9 @@ def call_backward(compiled: Callable, arguments: list, copied, tangents: list, l
 
 def inputs_again(region: Region, ctx, saved: list) -> list | str:
     """The inputs of the region, or why nothing can be computed from them again."""
-    if region.inputs is None:
-        return region.again
     if ctx.states is None:
         return "it drew random numbers while a CUDA graph was captured"
-    return region.inputs.find(ctx, ctx.noted, saved, region.again.rewritten)
+    return region.inputs.find(ctx, ctx.noted, saved)
 
 
 def with_history(region: Region, ctx, absent: frozenset, found: list | str, gradients, present: list, leading: list) -> list:
@@ -387,11 +384,13 @@ def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained
     for i, number in zip(region.numbers, ctx.numbers if region.numbers else ()):
         arguments.insert(i, number)
     ctx.maybe_clear_saved_tensors()
+    if wanted and not (retained or kept or again):      # there is no other backward pass
+        ctx.noted = None
     return arguments, kept, leading
 
 
 def build_function(joint: Joint, halves: Partition, forward: Callable, backward: Backward,
-                   anchored: bool, again: Again | str) -> type[torch.autograd.Function]:
+                   anchored: bool, again: Again) -> type[torch.autograd.Function]:
     """The autograd.Function of a partitioned graph. `apply(*inputs)` gives results and written values (and the anchor)."""
     region = Region(joint, halves, forward, backward, anchored, again)
     backward = functools.partial(hook.run, None, run_backward, region)      # a program may call it; it is not captured

@@ -22,18 +22,18 @@ from .joint import Joint, simplify, trace_joint
 from .outputs import as_new, build_finish, complex_results
 from .partition import compare_operands, partition
 from .region import backward_versions, build_function, expected_absent, hooks_see
-from .second import Again, kept_if_small, objection
+from .second import Again
 
 
 def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
-                     prepare: Callable | None = None, hold: Callable = kept_if_small) -> Callable:
+                     prepare: Callable | None = None, last: bool = False) -> Callable:
     """Compile a captured graph with its gradient: `f(*inputs) -> tuple of outputs`. Raises Unsupported.
 
     fakes: one per placeholder, with `requires_grad` as the real inputs have it.
     compile_aten(gm, is_backward=...): compiles a functional ATen graph to a callable from a list of
     inputs to a list of outputs.
     prepare: a pass on the joint graph before it is partitioned.
-    hold: how an input is remembered that backward does not need, and a second derivative may."""
+    last: whether all inputs are kept alive, in case that a derivative is wanted which needs more of them than backward does."""
     lower = without_history(compile_aten)
     joint = trace_joint(gm, fakes)
     if prepare is not None:
@@ -52,12 +52,11 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     apart = [i for i, gradient in zip(joint.gradients, gradients) if gradient is None]
     apart = apart if len(apart) < len(joint.gradients) else []
     nodes, detached = parameters - {*apart}, parameters & {*apart}
-    again = objection(joint) or Again(gm, fakes, joint, compile_training, compile_aten, prepare, nodes, detached, hold)
-    function = build_function(joint, halves, forward, backward, parameters != {*joint.gradients}, again)
+    second = Again(gm, fakes, joint, compile_training, compile_aten, prepare, nodes, detached, last)
+    function = build_function(joint, halves, forward, backward, parameters != {*joint.gradients}, second)
     apply = super(torch.autograd.Function, function).apply      # without the questions of `Function.apply`, which guards have asked
     finish = build_finish(joint)
     needs_enabling = not torch.is_grad_enabled()        # the program itself enables gradients somewhere
-    second = again if isinstance(again, Again) else None
 
     def call(*inputs):
         given = list(inputs)
@@ -66,10 +65,9 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
         return finish(apply(*given), inputs)
 
     def run(*inputs):
-        if second is not None:
-            if second.ahead and not hooks_see():        # a checkpoint that runs it again compares what is saved
-                return second.as_captured(*inputs)
-            second.calls += 1
+        if second.ahead and not hooks_see():            # a checkpoint that runs it again compares what is saved
+            return second.as_captured(*inputs)
+        second.calls += 1
         inference = torch.is_inference_mode_enabled()       # no gradients then, whatever the program says
         if needs_enabling or inference:
             return with_grad_mode(not inference, call, *inputs)

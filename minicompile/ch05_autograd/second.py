@@ -19,7 +19,7 @@
 # It is compiled when a second derivative is asked for. Until then gradients come from the compiled backward, which
 # leaves behind a node of autograd that remembers the inputs of the region. They have to be as they were. What the
 # region has saved, the engine watches. Parameters that it did not save can be had from the nodes of the engine. Of the other
-# inputs only small ones are kept, and large ones are remembered weakly: to keep these alive would cost memory in every
+# inputs small ones are kept, and large ones only as long as a second derivative is likely: to keep these alive would cost memory in every
 # training, for the sake of a few. If an input is gone, or was written, there is an error. A region that draws random numbers
 # draws the same ones again: its forward notes the state of the generators, and the program begins there (`drawing_again`).
 #
@@ -44,12 +44,12 @@ from torch.utils import _pytree as pytree
 from ..ch01_graphs.fake import fake_like, has_memory, is_lazy, version_of
 from ..ch01_graphs.generators import generator_of, set_states, states_of
 from ..ch01_graphs.graph import closure, graph_module, interpret, raise_kept_errors
-from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout
+from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout, is_dense
 from ..ch01_graphs.trace import backward_pass
 from ..ch03_capture import hook
 from ..errors import MinicompileError, Unsupported
 from .cleanup import is_random
-from .joint import Joint, Result, backward_state
+from .joint import Joint, backward_state
 
 aten = torch.ops.aten
 
@@ -57,11 +57,13 @@ aten = torch.ops.aten
 # ## The program
 #
 # The captured graph is copied, the tangents become further inputs, and the output is one call. The tangents belong to
-# results of the region, and the call has to name these. It can where they are outputs of the program as they are. A view that
-# is taken outside of the region (a recipe, in `joint.py`) and a value that is written to an input are refused.
+# results of the region, and the call has to name these. Most are outputs of the program. Where the program returns views of a result,
+# the result is what they are views of, their `_base`, and for what is written to an input it is that input at the end (`joint.places`).
+# An input that the program writes is copied first, for it is not to be written again.
 #
-# `objection` also follows the gradients back through the graph, to all that they are computed from. The running statistics of a batch norm
-# in training are not among this, also where it is still one operator (`read_by`), so such an input may be another one by now.
+# `overwritten` follows the gradients back through the graph, to all that they are computed from: of those inputs, if the region
+# writes them, a call has to keep the old values. The running statistics of a batch norm in training are not among them, also where it is
+# still one operator (`read_by`), so such an input may be another one by now.
 
 # %%
 def engine(outputs, inputs, tangents):
@@ -72,16 +74,22 @@ def engine(outputs, inputs, tangents):
     return [next(found) if x.requires_grad else None for x in inputs]
 
 
-def objection(joint: Joint) -> str | None:
-    """Why the gradients of this region cannot be computed again from its inputs."""
-    results = {r.index for r in joint.recipes if isinstance(r, Result)}
-    if joint.written or not {*joint.differentiable} <= results:
-        return "it writes to an input, or returns a view of its result"
+def overwritten(joint: Joint) -> set[int]:
+    """The inputs that a region writes although its gradients depend on what they held before."""
     gradients = joint.gm.graph.output_node().args[0][-len(joint.gradients):]
     needed = closure([g for g in gradients if g is not None], read_by)
-    if any(node.op == "placeholder" and node.name in joint.mutated for node in needed):
-        return "it writes to an input that its gradients depend on"
-    return None
+    inputs = joint.gm.graph.find_nodes(op="placeholder")
+    return {i for i, node in enumerate(inputs) if node.name in joint.mutated and node in needed}
+
+
+def copied(x: torch.Tensor) -> torch.Tensor:
+    """`x` as it is now, with its history."""
+    with torch.enable_grad():
+        return x.clone() if is_dense(x) else copy_with_layout(x, x.shape, x.stride(), x.dtype, x.device)
+
+
+def base_of(view: torch.Tensor) -> torch.Tensor:
+    return view._base
 
 
 def generators_of(joint: Joint) -> list[torch.Generator]:
@@ -124,18 +132,24 @@ def gradient_program(gm: fx.GraphModule, joint: Joint, absent: frozenset) -> fx.
     """The captured graph `gm`, followed by a call of the engine: (inputs, present tangents) -> gradients."""
     graph, env = fx.Graph(), {}
     inputs = gm.graph.find_nodes(op="placeholder")
-    for node in inputs:
-        env[node] = graph.placeholder(node.name)
-    places = {r.index: i for i, r in enumerate(joint.recipes) if isinstance(r, Result)}
+    given = [graph.placeholder(node.name) for node in inputs]
     present = [i for k, i in enumerate(joint.differentiable) if k not in absent]
     tangents = tuple([graph.placeholder(f"given{i}") for i in present])
+    for node, x in zip(inputs, given):
+        env[node] = graph.call_function(copied, (x,)) if node.name in joint.mutated else x
     for node in gm.graph.nodes:
         if node.op not in ("placeholder", "output"):
             env[node] = graph.node_copy(node, env.__getitem__)
     outputs, = gm.graph.output_node().args
-    whole = isinstance(outputs, fx.Node)            # the program is one call
-    outputs = [graph.call_function(operator.getitem, (env[outputs], places[i])) if whole else env[outputs[places[i]]] for i in present]
-    call = graph.call_function(engine, (outputs, [env[inputs[i]] for i in joint.gradients], tangents))
+
+    def result(i):
+        if i >= joint.results:
+            return env[inputs[joint.written[i - joint.results]]]
+        place, is_view = joint.places[i]
+        whole = isinstance(outputs, fx.Node)            # the program is one call
+        found = graph.call_function(operator.getitem, (env[outputs], place)) if whole else env[outputs[place]]
+        return graph.call_function(base_of, (found,)) if is_view else found
+    call = graph.call_function(engine, ([*map(result, present)], [given[i] for i in joint.gradients], tangents))
     graph.output(tuple([graph.call_function(operator.getitem, (call, k)) for k in range(len(joint.gradients))]))
     return graph_module(gm, graph)
 
@@ -161,13 +175,14 @@ MOST, RARE, FARTHEST = 8, 4, 256
 class Again:
     """The gradients of a region, as a function that can be differentiated: `again(absent, inputs, tangents)`. stage: `compile_training`.
     parameters: inputs that are leaves and have gradients, so that the engine has a node for them; apart: those that have none, which
-    come detached; rewritten: those that the region itself writes; hold: how the region remembers the others."""
+    come detached; last: whether this is one of the programs above, whose inputs are all kept."""
 
-    def __init__(self, gm, fakes, joint: Joint, stage: Callable, compile_aten, prepare, parameters: set[int], apart: set[int],
-                 hold: Callable):
+    def __init__(self, gm, fakes, joint: Joint, stage: Callable, compile_aten, prepare, parameters: set[int], apart: set[int], last: bool):
         self.fakes, self.arguments = fakes, (getattr(compile_aten, "__wrapped__", compile_aten), prepare)
         self.program = functools.cache(functools.partial(gradient_program, gm, joint))          # for each set of absent tangents
-        self.parameters, self.apart, self.rewritten, self.hold = parameters, apart, {*joint.copied}, hold
+        self.parameters, self.apart, self.last = parameters, apart, last
+        self.rewritten = {i for i, node in enumerate(gm.graph.find_nodes(op="placeholder")) if node.name in joint.mutated}
+        self.overwritten, self.changing = overwritten(joint), set()
         self.generators = generators_of(joint)
         self.stage, self.known, self.lock, self.context = stage, {}, threading.Lock(), contextvars.copy_context()
         self.autocast = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
@@ -175,9 +190,11 @@ class Again:
                         for x in ([*f.shape, *f.stride()] if isinstance(f, torch.Tensor) else [f]))
         self.captured: Callable | None = None           # the captured graph, if it may run in the place of the region,
         self.ahead, self.next, self.calls = 0, 1, 0     # for how many calls, and the next time; compiled calls since a second derivative
+        self.expected = False                           # has there been one?
 
     def expect(self) -> None:
         """A second derivative was taken: of how many of the next calls is there one?"""
+        self.expected = True
         if self.captured is not None and self.calls:
             self.ahead, self.next = (self.next, min(2 * self.next, FARTHEST)) if self.calls <= RARE else (0, 1)
             self.calls = 0
@@ -208,7 +225,7 @@ class Again:
         given += [fake_like(t, t.requires_grad) for t in tangents]
         try:
             with self.as_recorded():
-                return self.stage(self.program(absent), given, *self.arguments, hold=kept_tensor)
+                return self.stage(self.program(absent), given, *self.arguments, last=True)
         except Unsupported:
             return self.in_eager(absent)
 
@@ -229,51 +246,64 @@ def resolved(t: torch.Tensor) -> torch.Tensor:
 #
 # An input of at most a megabyte is kept, and so is every input of the programs above, which `derive_again` makes for one
 # call. A parameter that is a leaf has a node of the engine, `AccumulateGrad`, which knows its `variable`; one with no gradient
-# comes detached, and is kept, since its memory is the model's. All others are weak.
+# comes detached, and is kept, since its memory is the model's. Large ones are weak. But most programs that take second derivatives do
+# so from their first step on. So the first calls of a region keep large inputs, too, and copy the small ones, in case that the program
+# writes to them later. Where second derivatives have been taken, large inputs are always kept, and copies made of those that were written.
+# What the region itself overwrites, and needs, is copied in all these cases.
 #
 # `Inputs` knows, for a region, where its backward finds each input: among the saved values, at a node of the engine, or in
-# what `note` has kept of the call. `note` runs in every forward, and so does little. `find` runs where gradients are asked
+# what `note` has kept of the call. `note` runs before every forward, and so does little. `find` runs where gradients are asked
 # for with `create_graph=True`.
 
 # %%
-def kept_tensor(x: torch.Tensor) -> Callable[[], torch.Tensor]:
+LARGE, FIRST = 1 << 20, 4
+
+
+def kept_tensor(x: torch.Tensor | None) -> Callable[[], torch.Tensor | None]:
     return lambda: x
 
 
-def kept_if_small(x: torch.Tensor) -> Callable[[], torch.Tensor | None]:
-    return kept_tensor(x) if x.nbytes <= 1 << 20 else weakref.ref(x)
-
-
 class Inputs:
-    """Where the inputs of a region are found at backward. saved: for each saved value the input that it is, or None. leaves: inputs that
-    the engine has a node for. apart: parameters that come detached, and so as tensors that nobody else has. hold: how the others are
-    remembered."""
+    """Where the inputs of a region are found at backward. vals: the fakes of all inputs; saved: for each saved value the input that it is,
+    or None. leaves: inputs that the engine has a node for; others: those that have to be remembered."""
 
-    def __init__(self, vals: Sequence, saved: Sequence, leaves: set[int], apart: set[int], hold: Callable):
+    def __init__(self, vals: Sequence, saved: Sequence, again: Again):
         tensors = [i for i, val in enumerate(vals) if isinstance(val, torch.Tensor)]
-        self.count, self.saved = len(vals), {i: place for place, i in enumerate(saved) if i is not None}
+        self.again, self.count, self.saved = again, len(vals), {i: place for place, i in enumerate(saved) if i is not None}
         unsaved = [i for i in range(self.count) if i not in self.saved]
-        self.leaves = [(i, tensors.index(i)) for i in unsaved if i in leaves]
+        self.leaves = [(i, tensors.index(i)) for i in unsaved if i in again.parameters - again.overwritten]
         self.numbers = [i for i in unsaved if i not in tensors]
-        self.others = {i: kept_tensor if i in apart else hold for i in unsaved if i in tensors and i not in leaves}
-        self.watched = [i for i in tensors if i not in self.saved]
+        self.others = [i for i in unsaved if i in tensors and i not in dict(self.leaves)]
 
     def note(self, inputs: Sequence) -> tuple[list, list, list]:
-        return ([hold(inputs[i]) for i, hold in self.others.items()], [inputs[i] for i in self.numbers],
-                [version_of(inputs[i]) for i in self.watched])
+        held = [self.hold(i, inputs[i]) for i in self.others]
+        return held, [inputs[i] for i in self.numbers], [version_of(inputs[i]) for i, _ in self.leaves]
 
-    def find(self, ctx, noted, saved: Sequence, rewritten: set[int]) -> list | str:
-        """The inputs, or why they cannot be had. rewritten: those that the region itself writes, and whose values do not matter."""
+    def hold(self, i: int, x: torch.Tensor) -> tuple[Callable, int]:
+        """(input `i` or a copy of it, or a function that returns None; its version)."""
+        again, small = self.again, x.nbytes <= LARGE
+        likely = again.expected or again.calls <= FIRST
+        if not (small or likely or again.last):
+            return (kept_tensor(None), 0) if i in again.overwritten else (weakref.ref(x), version_of(x))
+        if i in again.overwritten or small and likely and not (again.last or i in again.apart):
+            x = copied(x)
+        return kept_tensor(x), version_of(x)
+
+    def find(self, ctx, noted, saved: Sequence) -> list | str:
+        """The inputs, or why they cannot be had."""
         others, numbers, versions = noted
-        found = {i: saved[place] for i, place in self.saved.items()}
-        found |= {i: getattr(ctx.next_functions[k][0], "variable", None) for i, k in self.leaves}
-        found |= {i: held() for i, held in zip(self.others, others)} | dict(zip(self.numbers, numbers))
-        if any(found[i] is None for i in self.watched):
-            return "one of its inputs is not alive any more"
-        if any(version_of(found[i]) != version for i, version in zip(self.watched, versions) if i not in rewritten):
-            return "one of its inputs was modified in place since"
-        return [found[i].clone() if i in rewritten or isinstance(found[i], torch.Tensor) and found[i].is_inference() else found[i]
-                for i in range(self.count)]             # what was made in inference mode cannot be saved
+        found = {i: saved[place] for i, place in self.saved.items()} | dict(zip(self.numbers, numbers))
+        watched = {i: (getattr(ctx.next_functions[k][0], "variable", None), version) for (i, k), version in zip(self.leaves, versions)}
+        watched |= {i: (held(), version) for i, (held, version) in zip(self.others, others)}
+        for i, (x, version) in watched.items():
+            if x is None:
+                lost = i in self.again.overwritten
+                return "it overwrites a large input that its gradients depend on" if lost else "one of its inputs is not alive any more"
+            if i not in self.again.rewritten and version_of(x) != version:
+                return "one of its inputs was modified in place since"
+            found[i] = x
+        return [x.clone() if isinstance(x := found[i], torch.Tensor) and x.is_inference() else x     # which cannot be saved
+                for i in range(self.count)]
 
 
 # %% [markdown]

@@ -53,7 +53,7 @@ def recompute_in_pass(gm: fx.GraphModule, number: int) -> fx.GraphModule:
     masks = masks_of_forward(nodes, backward)
     backward -= masks
     outputs = [o for o in gm.graph.output_node().args[0] if isinstance(o, fx.Node)]
-    joint = Joint(gm, len(outputs), [], [], [], [])
+    joint = Joint(gm, len(outputs), [], [], [], [], {})
     saved = set(choose_saved(joint, Halves(backward, set(nodes[:begin]), outputs, []), prices=price_inside))
     early = with_ancestors(saved & masks) & masks
     graph, env, again = Graph(), {}, {}
