@@ -8,14 +8,13 @@
 # decided.
 
 # %%
-import operator
-
 import torch
 from torch import fx
 
 from ..ch01_graphs.graph import map_args
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import as_expr, provably_nonnegative
+from ..ch06_decompositions.decompose import read_results
 from ..errors import Unsupported
 from .ir import Extern, View
 from .lazy import Lazy, Lowering, as_view, dense_strides, from_buffer, new_buffer, sizes_of, strides_of, window
@@ -71,11 +70,10 @@ def call_extern(g: Lowering, op):
 
     args, kwargs = map_args(convert, (g.node.args, g.node.kwargs))
     several = isinstance(g.val, (tuple, list))
-    parts = {u.args[1] if u.target is operator.getitem else None for u in g.node.users}
-    results, names = [], []
+    read, results, names = read_results(g.node), [], []
     for i, fake in enumerate(g.val if several else [g.val]):
         name = None
-        if isinstance(fake, torch.Tensor) and (not several or i in parts or None in parts):
+        if isinstance(fake, torch.Tensor) and (not several or i in read or None in read):
             name = new_buffer(g, fake.dtype, fake.device, sizes_of(fake), strides_of(fake))
         names.append(name)
         unread = isinstance(fake, torch.Tensor) and name is None

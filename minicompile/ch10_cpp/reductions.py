@@ -23,9 +23,8 @@ import torch
 
 from ..ch01_graphs.symbolic import Symbol, product
 from ..ch07_loops.builder import compute_dtype
-from ..ch07_loops.ir import identity
+from ..ch07_loops.ir import Value, identity, in_order
 from ..ch07_loops.pointwise import HEAVY
-from ..ch07_loops.ir import Value, in_order
 from ..ch08_fusion.values import elements
 from ..errors import Unsupported
 from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get, lane_block,
