@@ -108,13 +108,14 @@ for _points, _name, _cases in ((3, "read after write", lambda rng: READS), (4, "
                                (3, "random programs", lambda rng: [random_steps(rng) for _ in range(40)])):
     @behaviour("dependency-edges", points=_points, name=_name, cases=_cases, show=steps_text)
     def edges(function, case):
-        from minicompile.ch07_loops.ir import Extern
+        from minicompile.ch07_loops.ir import Extern, View
         steps, aliases = case
         names = {n for reads, writes, _ in steps for n in (*reads, *writes)} | set(aliases.values())
         buffers = {n: buffer_of(n, (4,), (1,), aliases.get(n)) for n in names}
         op = {True: torch.ops.aten.bernoulli.default, False: torch.ops.aten.sin.default}
-        nodes = {k: Extern(f"e{k}", op[e], (), {}, w) for k, (_, w, e) in enumerate(steps)}
-        before = function(nodes, {k: r for k, (r, _, _) in enumerate(steps)}, {k: w for k, (_, w, _) in enumerate(steps)}, buffers)
+        nodes = {k: Extern(f"e{k}", op[e], tuple(View(n, buffers[n].layout) for n in reads), {}, writes)
+                 for k, (reads, writes, e) in enumerate(steps)}
+        before = function(nodes, buffers)
         return {f"before step {k}": sorted(before[k]) for k in nodes}
 
 

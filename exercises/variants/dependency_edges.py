@@ -1,10 +1,15 @@
 from functools import partial
 
-from minicompile.ch07_loops.ir import Extern
+from minicompile.ch07_loops.ir import Extern, written_by
 from minicompile.ch08_fusion.dependencies import must_happen
 
 
-def _edges(steps, reads, writes, buffers, *, flow=True, anti=True, output=True, chain=True, effects=True, loops=False, all_effects=False):
+def accesses(steps):
+    return ({i: names(step) for i, step in steps.items()} for names in (lambda step: step.inputs, written_by))
+
+
+def _edges(steps, buffers, *, flow=True, anti=True, output=True, chain=True, effects=True, loops=False, all_effects=False):
+    reads, writes = accesses(steps)
     writer = {name: i for i, names in writes.items() for name in names}
     readers = {}
     for i, names in reads.items():
@@ -39,13 +44,13 @@ wrong_every_call_is_ordered = partial(_edges, all_effects=True)
 wrong_before_itself = partial(_edges, loops=True)
 
 
-def right_pairwise(steps, reads, writes, buffers):
+def right_pairwise(steps, buffers):
     def below(name):
         found = []
         while (name := buffers[name].alias_of) is not None:
             found.append(name)
         return set(found)
-    before = {}
+    before, (reads, writes) = {}, accesses(steps)
     effects = [i for i in sorted(steps) if isinstance(steps[i], Extern) and must_happen(steps[i])]
     for i in steps:
         old = set().union(*(below(n) for n in writes[i])) if writes[i] else set()

@@ -17,7 +17,7 @@
 # chain, and the last two kinds of order are questions about roots.
 
 # %%
-from typing import Any, Iterable
+from typing import Any
 
 import torch
 
@@ -59,28 +59,26 @@ def nbytes(buffer: Buffer) -> int:
 # eager's.
 
 # %% tags=["exercise:dependency-edges"]
-def dependency_edges(steps: dict[int, Any], reads: dict[int, Iterable[str]], writes: dict[int, Iterable[str]],
-                     buffers: dict[str, Buffer]) -> dict[int, set[int]]:
-    """For each step, the steps that must run before it. Steps are loops, library calls or kernels, by
-    position; reads and writes: the names of buffers, by the same positions.
+def dependency_edges(steps: dict[int, Any], buffers: dict[str, Buffer]) -> dict[int, set[int]]:
+    """For each step, the steps that must run before it. Steps are loops, library calls or kernels, by position. A step
+    reads the buffers `step.inputs`, and writes `written_by(step)`.
 
     Before a step runs: the writers of the names it reads; for a name it writes that is an alias, the writers
     and all readers of every earlier name of that memory (the chain of `alias_of`); and if it is a library
     call that `must_happen`, the one before it among those. A step is not before itself."""
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
-    for i, names in writes.items():
-        writer.update((name, i) for name in names)
-    for i, names in reads.items():
-        for name in names:
+    for i, step in steps.items():
+        writer.update((name, i) for name in written_by(step))
+        for name in step.inputs:
             readers.setdefault(name, []).append(i)
     before: dict[int, set[int]] = {i: set() for i in steps}
     effects = sorted(i for i, step in steps.items() if isinstance(step, Extern) and must_happen(step))
     for earlier, later in zip(effects, effects[1:]):
         before[later].add(earlier)
-    for i in steps:
-        before[i].update(writer[name] for name in reads[i] if name in writer)
-        for name in writes[i]:
+    for i, step in steps.items():
+        before[i].update(writer[name] for name in step.inputs if name in writer)
+        for name in written_by(step):
             old = buffers[name].alias_of
             while old is not None:
                 before[i].update(readers.get(old, ()))

@@ -130,15 +130,11 @@ class Fuser:
         self.aliased = {self.root[n] for n, b in self.buffers.items() if b.alias_of is not None}
         self.readers: dict[str, set[int]] = defaultdict(set)
         self.writer: dict[str, int] = {}
-        reads = [node.inputs for node in nodes]
-        for i, names in enumerate(reads):
-            for name in names:
+        for i, node in enumerate(nodes):
+            for name in node.inputs:
                 self.readers[name].add(i)
-            for name in written_by(nodes[i]):
-                self.writer[name] = i
-        steps, read, written = (dict(enumerate(xs)) for xs in (nodes, reads, map(written_by, nodes)))
-        before = dependency_edges(steps, read, written, self.buffers)
-        for i, earlier in before.items():
+            self.writer.update((name, i) for name in written_by(node))
+        for i, earlier in dependency_edges(dict(enumerate(nodes)), self.buffers).items():
             for j in earlier:
                 self.groups[j].successors.add(i)
                 self.groups[i].ancestors |= self.groups[j].ancestors | (1 << j)

@@ -25,11 +25,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
-from operator import attrgetter
 from typing import Any, Iterable
 
 from ..ch01_graphs.symbolic import Expr, Int, Symbol, add, bounds, coefficient, mul, substitute, symbols
-from ..ch07_loops.ir import Buffer, Extern, Layout, Program, root_of, with_places, written_by
+from ..ch07_loops.ir import Buffer, Extern, Layout, Program, root_of, with_places
 from .canonical import canonical, canonical_names, code_key
 from .dependencies import dependency_edges, nbytes
 from .kernel import Kernel, KernelList, Piece
@@ -330,8 +329,7 @@ def make_lists(program: Program, steps: dict[int, Kernel | Extern], order: list[
         return None
     names = {id(step): i for i, step in steps.items()}
     in_order = {names[id(step)]: step for step in order}
-    reads, writes = ({i: of(step) for i, step in steps.items()} for of in (attrgetter("inputs"), written_by))
-    before = dependency_edges(in_order, reads, writes, program.buffers)
+    before = dependency_edges(in_order, program.buffers)
     without_order_of_parts(before, steps, program.roots)
     room = Room(program, steps, order)
     lists = {group[0]: [group] for group in grouped(before, classes.values(), FEWEST, room)}

@@ -18,7 +18,6 @@
 import heapq
 from collections import Counter
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 import torch
 
@@ -42,9 +41,7 @@ WINDOW = 16      # how many ready steps the greedy order compares
 def order_for_memory(program: Program, steps: dict[int, Kernel | Extern],
                      before: dict[int, set[int]] | None = None) -> list[Kernel | Extern]:
     """`steps`, which are keyed by their position in the program, in a topological order. before: what each needs, if known."""
-    if before is None:
-        reads, writes = ({i: names(step) for i, step in steps.items()} for names in (attrgetter("inputs"), written_by))
-        before = dependency_edges(steps, reads, writes, program.buffers)
+    before = dependency_edges(steps, program.buffers) if before is None else before
     orders = [[steps[i] for i in _topological(program, steps, before, greedy)] for greedy in (False, True)]
     peaks = [lifetimes(program, order).peak for order in orders]
     return orders[1] if peaks[1] < 0.95 * peaks[0] else orders[0]

@@ -6,7 +6,7 @@ import torch
 
 from minicompile.ch01_graphs.symbolic import Symbol, evaluate, product, substitute
 from minicompile.ch07_loops.builder import Builder, normal
-from minicompile.ch07_loops.ir import Buffer, Extern, Layout, Loop, Program, View, written_by
+from minicompile.ch07_loops.ir import Buffer, Extern, Layout, Loop, Program, View
 from minicompile.ch07_loops.verify import print_loop
 from minicompile.ch08_fusion.build import rewrite
 from minicompile.ch08_fusion.dependencies import dependency_edges, remove_dead, storage_size
@@ -144,8 +144,7 @@ def test_dead_nodes_go_and_owned_memory_stays():
 
 
 def edges_of(nodes, bufs):
-    reads, writes = ({i: names(n) for i, n in enumerate(nodes)} for names in (lambda n: n.inputs, written_by))
-    return dependency_edges(dict(enumerate(nodes)), reads, writes, bufs)
+    return dependency_edges(dict(enumerate(nodes)), bufs)
 
 
 def test_random_calls_are_kept_and_ordered():
