@@ -234,8 +234,8 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str, late_error: Cal
                 gm = gm if is_backward else recompute_in_backward(gm)
                 compiled = compile_aten(gm, rung=rung, is_backward=is_backward, recorded=graphs is not None)
         except Exception as error:
-            if run is None:
-                raise                   # and the frame runs eagerly
+            if run is None or isinstance(error, RecursionError):
+                raise                   # and the frame runs eagerly, or this call of its backward
             late_error(error)           # the forward has run: its backward is a graph that can be interpreted
             return interpret_aten(gm)
         if run is None:

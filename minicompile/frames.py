@@ -40,7 +40,7 @@ from .ch03_capture.hook import EVALUATE
 from .ch04_breaks.breaks import fullgraph_message
 from .ch04_breaks.resume import original_code
 from .config import Config, config
-from .errors import GraphBreakError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported
+from .errors import GraphBreakError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported, marked
 from .learning import explain_miss
 from .stances import Context, current
 from .versions import FrameState, compile_frame, internal_error, model_of, name_of_code, states, warned, without_saved_tensor_hooks
@@ -290,7 +290,8 @@ def new_entry(state: FrameState, function, args):
                        f"minicompile: {error} Until then, what was compiled runs eagerly.")
         skip_frame(state)
     except Exception as error:
-        internal_error(state.code, state.context, error, lambda: skip_frame(state))
+        why = marked(SkipFrame("an internal error"), quiet=True, passing=isinstance(error, RecursionError))
+        internal_error(state.code, state.context, error, lambda: skip_frame(state, why))
     return None
 
 
@@ -361,10 +362,10 @@ def finite(value):
 
 def skip_frame(state: FrameState, why: Unsupported | None = None) -> None:
     """Evaluate this code as it is, unless an entry fits. Calls inside it may still be compiled. A call that
-    ends in the program's own exception says little about the next one."""
+    ends in the program's own exception, or that is nested too deeply, says little about the next one."""
     if why is not None and not getattr(why, "quiet", False):
         logs.tell("skipped", state=state, reason=why)
-    if getattr(why, "raises", False):
+    if getattr(why, "raises", False) or getattr(why, "passing", False):
         state.raised += 1
         if state.context.fullgraph or state.raised < config.recompile_limit:
             return

@@ -14,6 +14,7 @@ import textwrap
 import threading
 import time
 import traceback
+import types
 import warnings
 import weakref
 
@@ -26,6 +27,7 @@ from minicompile import driver, frames, logs
 from minicompile.ch02_guards import codegen
 from minicompile.ch03_capture import capture, hook
 from minicompile.ch04_breaks import steps
+from minicompile.ch11_runtime import host
 
 ROOT = pathlib.Path(minicompile.__file__).parents[1]
 
@@ -450,6 +452,57 @@ def test_recursion_as_deep_as_eager_allows():
                 print(reached > 900)
     """)
     assert out == "True\nTrue\nTrue\n"
+
+
+def at_depth(n, function):
+    return function() if n == 0 else at_depth(n - 1, function)
+
+
+def test_what_is_nested_too_deeply_in_one_call_is_compiled_in_the_next():
+    def nested(x, n):
+        return x.sin() if n == 0 else nested(x, n - 1)
+
+    def backend(gm, inputs):
+        sizes.append(sum(n.op == "call_method" for n in gm.graph.nodes))
+        return gm
+    sizes, compiled = [], minicompile.compile(lambda x: nested(x.cos(), 70), backend=backend)
+    for depth in (sys.getrecursionlimit() // 2 - 50, 0):
+        at_depth(depth, lambda: compiled(torch.ones(2)))
+    assert sizes[-1] == 2
+
+
+def test_a_backward_that_was_nested_too_deeply_is_compiled_in_the_next_call(monkeypatch):
+    calls, compile_aten = [], driver.compile_aten
+
+    def too_deep_at_first(gm, *, is_backward, **named):
+        calls.append(is_backward)
+        if calls.count(True) == 2:                       # the first guesses which gradients will come
+            raise RecursionError
+        return compile_aten(gm, is_backward=is_backward, **named)
+    monkeypatch.setattr(driver, "compile_aten", too_deep_at_first)
+    compiled = minicompile.compile(lambda x: (x.sin().sum(), x.cos() * 3))
+    for _ in range(3):
+        x = torch.randn(3, requires_grad=True)
+        compiled(x)[1].sum().backward()
+        assert close(x.grad, -3 * x.detach().sin())
+    assert calls == [False, True, True, True]
+
+
+def test_a_kernel_waited_for_from_too_deep_is_there_in_the_next_call(monkeypatch):
+    waits = []
+
+    class Kernel:
+        def resolve(self):
+            waits.append(self)
+            if len(waits) == 1:
+                raise RecursionError
+            return "built"
+    program = types.SimpleNamespace(namespace={"k": Kernel()}, numbers={"k": 0}, resolved=False)
+    with pytest.raises(RecursionError):
+        host.resolve_kernels(program)
+    assert not program.resolved
+    host.resolve_kernels(program)
+    assert program.resolved and program.namespace["k"] == "built"
 
 
 def test_compiling_while_running_compiled_code():

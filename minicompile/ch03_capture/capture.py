@@ -227,7 +227,7 @@ def run_frame(tx: Tracer, frame: Frame, mode: bool) -> Trace:
         error.told = tx.told and getattr(error, "failed", False)
         raise
     except RecursionError:
-        raise SkipFrame("the program's calls are nested too deeply") from None
+        raise marked(SkipFrame("the program's calls are nested too deeply"), passing=True) from None
     finally:
         close_all(tx)
         if torch.is_grad_enabled() != mode:

@@ -493,7 +493,7 @@ def resolve_kernels(program: HostProgram) -> None:
             number = program.numbers[name]
             try:
                 program.namespace[name] = function.resolve()
-            except MinicompileError:
+            except (MinicompileError, RecursionError):           # the next call tries again
                 raise
             except Exception as error:
                 if config.raise_on_internal_error:
