@@ -143,7 +143,7 @@ def _file_text(group: list[tuple[str, str, KernelSource]]) -> str:
 
 
 def _compile(text: str, target: Path) -> None:
-    command = [compiler(), *FLAGS, "-x", "c++", "-", "-x", "none", *_openmp(), "-lm", "-o", str(target)]
+    command = [compiler(), *FLAGS, "-x", "c++", "-", "-x", "none", *_openmp(), "-lm", "-Wl,--gc-sections", "-o", str(target)]
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode:
         if "No space left" in done.stderr:

@@ -130,7 +130,7 @@ form("signbit", float="mc_bits<int32_t>({0}) < 0", float64="mc_bits<int64_t>({0}
 form("bitwise_not", int="({t})(~{0})", bool="!{0}")
 
 # %% [markdown]
-# Functions without a polynomial of ours are calls into libm: for vectors where it has them (`MC_VECTOR` in `prelude.h`), else one
+# Functions without a polynomial of ours are calls into libm: for vectors where it has them (`MC_LIBM` in `prelude.h`), else one
 # element at a time.
 
 # %%
@@ -138,9 +138,13 @@ def _suffix(dtype: torch.dtype) -> str:
     return "f" if register_type(dtype) == "float" else ""
 
 
-for _name in "sqrt tan asin acos atan sinh cosh asinh acosh atanh erfc lgamma floor ceil trunc".split():
+for _name in "tan asin acos atan sinh cosh asinh acosh atanh erfc".split():
+    form(_name, any=f"mc_libm_{_name}{{f}}({{0}})")
+for _name in "sqrt lgamma floor ceil trunc".split():
     form(_name, any=f"__builtin_{_name}{{f}}({{0}})")
-for _name in "atan2 hypot copysign nextafter".split():
+for _name in "atan2 hypot".split():
+    form(_name, any=f"mc_libm_{_name}{{f}}({{0}}, {{1}})")
+for _name in "copysign nextafter".split():
     form(_name, any=f"__builtin_{_name}{{f}}({{0}}, {{1}})")
 form("round", any="__builtin_rint{f}({0})")
 form("rsqrt", any="({t})1 / __builtin_sqrt{f}({0})")
@@ -177,7 +181,7 @@ def _pow(value, args):
         return f"mc_ipow<{register_type(dtype)}>({x}, {y})"
     if exponent in _POWERS:
         return _POWERS[exponent].format(x, f=_suffix(dtype))
-    return f"__builtin_pow{_suffix(dtype)}({x}, {y})"
+    return f"mc_libm_pow{_suffix(dtype)}({x}, {y})"
 
 # %% [markdown]
 # ## Conversions
