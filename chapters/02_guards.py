@@ -629,7 +629,8 @@ for guard in varying.captured[-1].guards:
 #
 # The versions form a chain. An *entry* is one version: a function that checks its guards and runs its graph, or returns
 # `MISSED` if a guard fails. The first entry is called directly. If its guards fail, `search` tries the others in order, and
-# at last calls the *tail*, which calls the compiler. An entry moves to the front when it has served two of the calls
+# at last calls the *tail*, which calls the compiler. An entry that was asked in vain before is first asked for the guards that failed
+# then, its `question`: usually they fail again. An entry moves to the front when it has served two of the calls
 # that the first one missed, with no third entry between. That is what `candidate` is for: it is the entry that has served the
 # last of these calls. `link_entries` connects the chain again:
 #

@@ -15,6 +15,7 @@
 
 # %%
 import atexit
+import contextlib
 import functools
 import inspect
 import os
@@ -32,6 +33,7 @@ from . import advice, ch12_training, logs, marks, topics  # noqa: F401 (chapter 
 from .ch02_guards import cache as entries, codegen
 from .ch02_guards.guards import GuardSet
 from .ch02_guards.identity import strongly, weakly
+from .ch02_guards.sources import ComputedSource
 from .ch02_guards.torch_guards import TensorSpec
 from .ch03_capture import hook
 from .ch03_capture.binding import SUSPENDS
@@ -41,7 +43,7 @@ from .ch04_breaks.breaks import fullgraph_message
 from .ch04_breaks.resume import original_code
 from .config import Config, config
 from .errors import GraphBreakError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported, marked
-from .learning import explain_miss
+from .learning import explain_miss, look_again
 from .stances import Context, current
 from .versions import FrameState, compile_frame, internal_error, model_of, name_of_code, states, warned, without_saved_tensor_hooks
 
@@ -179,6 +181,9 @@ def file_of(function, code) -> str:
 # traces did ahead of the graph is taken back (`undo`).
 
 # %%
+LOOKS = (64, 512, 4096)          # beyond the recompile limit: numbers of calls at which it is looked again where they differ
+
+
 @marks.passed_over
 def on_miss(state: FrameState, function, *args):
     """No entry fits this call: compile one and run it, or decline. The tail of every chain."""
@@ -186,12 +191,16 @@ def on_miss(state: FrameState, function, *args):
         return EVALUATE
     if state.given_up:
         return EVALUATE if state.unseen is None else state.unseen(function, *args)
+    if state.full and current.name == "default" and is_full(state, model_of(args)):
+        state.missed += 1
+        if state.missed in LOOKS and why_not_here() is None:
+            with hook.outside_region(), _lock, contextlib.suppress(Exception):
+                look_again(state, function, args)
+        return EVALUATE
     if (obstacle := why_not_here()) is not None:
         if state.context.fullgraph:
             raise GraphBreakError(f"fullgraph=True, but {name_of_code(state.code)} cannot be compiled here: {obstacle}, "
                                   "or allow it to run eagerly with fullgraph=False.")
-        return EVALUATE
-    if state.full and current.name == "default" and is_full(state, model_of(args)):
         return EVALUATE
     grad, depth, undo, result = torch.is_grad_enabled(), torch._C._len_torch_function_stack(), [], EVALUATE
     created = state.cache.created
@@ -329,7 +338,9 @@ def of_the_living(models) -> list:
 
 
 def is_full(state: FrameState, model) -> bool:
-    return any(model is None if weak is None else weak() is model for weak in state.full)
+    if model is None:
+        return None in state.full
+    return any(weak is not None and weak() is model for weak in state.full)
 
 
 def is_alike(state: FrameState, entry, function, args) -> bool:
@@ -340,10 +351,10 @@ def is_alike(state: FrameState, entry, function, args) -> bool:
 
 
 def differs_in_kind(guard, namespace: dict) -> bool:
-    """Whether a guard that fails has met something finite other than what it expects."""
+    """Whether a guard that fails has met something finite other than what it expects. What is asked about a number is as varied as that."""
     if guard.source is None:
         return guard.kind in WORLD
-    if guard.kind not in ("TYPE_MATCH", "CONSTANT_MATCH", "TENSOR_MATCH"):
+    if guard.kind not in ("TYPE_MATCH", "CONSTANT_MATCH", "TENSOR_MATCH") or type(guard.source) is ComputedSource:
         return False
     try:
         value = eval(guard.source.text(), namespace)

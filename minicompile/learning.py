@@ -14,6 +14,7 @@ from .ch02_guards.cache import worst_guard
 from .ch02_guards.identity import strongly
 from .ch02_guards.sources import ModuleAttrSource
 from .ch02_guards.torch_guards import present_strides
+from .ch03_capture import hook
 from .ch03_capture.inputs import stride_source
 from .ch03_capture.values import NUMBERS
 from .config import config
@@ -30,6 +31,7 @@ def explain_miss(state: FrameState, function, args) -> str:
         if not found:
             continue
         guard, why = found[0]
+        ask_first(state, entry, guard)
         if config.automatic_dynamic and state.context.dynamic is None and strongly(entry.model) is model_of(args):
             for failing, _ in found:
                 learn_dynamic(state, failing, function, args, entry)
@@ -37,6 +39,21 @@ def explain_miss(state: FrameState, function, args) -> str:
     explanation = explanation or "a value changed while it was being checked"
     state.cache.failures[explanation.split(": expected")[0]] += 1
     return explanation
+
+
+def ask_first(state: FrameState, entry, guard) -> None:
+    """Have the entry asked for this guard, which has failed, before all others."""
+    if not any(guard is told for told in entry.telling):
+        entry.telling.append(guard)
+        entry.question = codegen.build_question(list(entry.guards), entry.telling, state.code, entry.constants)
+        hook.skip_code(entry.question.__code__)
+
+
+def look_again(state: FrameState, function, args) -> None:
+    """The calls that no entry fits may differ from the entries in something else by now."""
+    for entry in state.cache.entries:
+        if (found := codegen.failing_guard(entry.guards, state.code, function, args, entry.constants)) is not None:
+            ask_first(state, entry, found[0])
 
 
 def moved(spec, tensor) -> list[int]:

@@ -49,6 +49,7 @@ class FrameState:
     dynamic: dict = field(default_factory=dict)     # source -> symbolic dimensions (True for a number)
     given_up: bool = False                          # nothing more is compiled
     full: list = field(default_factory=list)        # the models, held weakly, for which the recompile limit was reached
+    missed: int = 0                                 # calls that no version fits, beyond the recompile limit
     refuted: int = 0                                # calls in which a jump went the other way than its graph assumed
     raised: int = 0                                 # calls that were seen to end in the program's own exception
     unseen: Any = None                              # runs a call as if nothing were compiled, or None (`unseen`)

@@ -10,6 +10,11 @@
 # to the front: programs tend to stay in one phase for a while. And since every entry costs time at a miss, there is a limit, eight as in
 # torch.compile. Beyond it, calls that no entry fits run eagerly, and the user learns which guard kept
 # failing.
+#
+# A miss tells something: by which guards the entry and that call differ. They come first from then on, as the **question** of the
+# entry, and an entry is only tried if its own answer is yes. Where the versions are for the numbers 1 to 8, a call with a 9 asks eight
+# times for one number, and not for the state of the library and all that comes before a number among the guards. When the head has missed
+# eight calls, it is no better than the others, and is asked like them (`note_miss`), until one entry serves two calls again.
 
 # %%
 import functools
@@ -38,6 +43,8 @@ class Entry:
     model: Any = None                                # the module whose method this is, held weakly, or None
     number: int = 0
     watches: list = field(default_factory=list)      # weak references whose death makes the entry useless
+    telling: list = field(default_factory=list)      # guards that failed
+    question: Callable | None = None                 # question(func, *frame_args): whether all of these hold
     seconds: float = 0.0                             # what it took to make
     born: float = field(default_factory=time.monotonic)
 
@@ -54,6 +61,7 @@ class EntryCache:
     failures: Counter = field(default_factory=Counter)
     created: int = 0
     candidate: Entry | None = None                       # served the last call that the head missed
+    passed: int = 0                                      # calls that the head has missed since the chain was linked
     gone: list = field(default_factory=list)             # the models of entries that lived too short to be worth their making
 
 
@@ -70,22 +78,38 @@ def link_entries(cache: EntryCache) -> None:
     cache.publish(entries[0].function)
 
 
+# %% [markdown]
+# An entry that is not the head answers a miss with `MISSED`, and `search` goes on to the next. The hook calls `search` for the head's
+# `next`, or, where the head is nothing special any more, instead of it.
+
+# %%
 def missed(*args):
     return MISSED
 
 
-def search(cache: EntryCache, args):
-    """The head's guards failed: try the others in order, then the tail."""
-    for entry in list(cache.entries[1:]):
-        result = entry.function(*args)
+def search(cache: EntryCache, args, first: int = 1):
+    """The head's guards failed, or first is 0: try the entries from there on in order, then the tail."""
+    if first:
+        note_miss(cache)
+    for entry in cache.entries[first:]:
+        result = MISSED if entry.question is not None and not entry.question(*args) else entry.function(*args)
         if result is not MISSED:
             if cache.candidate is entry and entry in cache.entries:
                 cache.entries.remove(entry)
                 cache.entries.insert(0, entry)
+                cache.passed = 0
                 link_entries(cache)
             cache.candidate = entry
             return result
     return cache.tail(*args)
+
+
+def note_miss(cache: EntryCache) -> None:
+    """The head has missed. From the eighth time on it is asked like the others, if it has a question."""
+    cache.passed += 1
+    if cache.passed >= 8 and cache.entries and cache.entries[0].question is not None:
+        cache.entries[0].next[0] = missed
+        cache.publish(lambda *args: search(cache, args, 0))
 
 
 # %% [markdown]
@@ -97,7 +121,7 @@ def search(cache: EntryCache, args):
 def add_entry(cache: EntryCache, entry: Entry) -> None:
     cache.entries.insert(0, entry)
     cache.created += 1
-    entry.number = cache.created
+    entry.number, cache.passed = cache.created, 0
     watch(cache, entry)
     link_entries(cache)
 

@@ -29,7 +29,7 @@ from ..ch01_graphs import floats
 from ..marks import PASSED_OVER
 from . import guards as g, torch_guards
 from .memory import counters_agree
-from .sources import ConstantSource, GlobalsSource, GlobalStateSource, LocalSource, Source, parameter_name
+from .sources import ComputedSource, ConstantSource, GlobalsSource, GlobalStateSource, LocalSource, Source, parameter_name
 from .stable import ENOUGH, Scope, further_place, make_memo, place, refresh, varying_attributes
 
 FREE = (LocalSource, ConstantSource, GlobalsSource)      # reading one is as cheap as reading a variable
@@ -59,6 +59,7 @@ class Emitter:
     constants: dict = field(default_factory=dict)          # name -> object
     constant_names: dict = field(default_factory=dict)     # id (value, for devices) -> name
     prefix: str = "__g"
+    otherwise: str = "raise __Miss"                        # what to do when a guard does not hold
     by_form: bool = False                                  # a tensor's guard calls a function, one for all that lie alike
     forms: dict = field(default_factory=dict)              # condition of a tensor `x` -> that function
     memos: tuple = ()                                      # (scope, name of its memo's answer, stable source -> position in it)
@@ -89,7 +90,7 @@ class Emitter:
         return text
 
     def check(self, guard) -> None:
-        """Append the statement that raises when `guard` does not hold."""
+        """Append the statement for when `guard` does not hold."""
         if isinstance(guard.source, (GlobalStateSource, type(None))):
             # A condition may have a faster way to ask
             x = "" if guard.source is None else guard.source.text()
@@ -97,9 +98,9 @@ class Emitter:
             x = self.read(guard.source)
         if self.by_form and guard.kind == "TENSOR_MATCH":
             form = self.forms.setdefault(self.condition(guard, "x"), f"{self.prefix}_form{len(self.forms)}")
-            self.lines.append(f"if not {form}({x}): raise __Miss")
+            self.lines.append(f"if not {form}({x}): {self.otherwise}")
         elif text := self.condition(guard, x):
-            self.lines.append(f"if not ({text}): raise __Miss")
+            self.lines.append(f"if not ({text}): {self.otherwise}")
 
     def condition(self, guard, x: str) -> str:
         return " and ".join(c.text for c in g.GUARD_KINDS[guard.kind].conditions(guard, x, self))
@@ -414,6 +415,48 @@ def build_entry(guards, input_sources, code, body: str, namespace: dict, written
 def build_check(guards, input_sources, code, constants=()):
     """check(function, *frame_args) -> tuple of the values of `input_sources`, or None when a guard fails: an entry without a graph."""
     return build_entry(guards, input_sources, code, "return __inputs", {"__K": constants, "__next": [lambda *arguments: None]})
+
+
+# %% [markdown]
+# ## A question before all others
+#
+# Of an entry that was asked in vain it is known which guards failed. Those alone are a function of a few lines. Before them come the guards
+# about what lies on the way to the same sources, since a list is not read before it is known to be one; those that say that reading an
+# attribute runs no code of its class; and the one about modes of the program, which would see a tensor being asked for its shape.
+
+# %%
+def build_question(guards, telling, code, constants=()):
+    """question(function, *frame_args) -> whether the guards in `telling`, some of `guards`, hold. One that cannot be checked does not."""
+    told, ways = set(map(id, telling)), set()
+    for guard in telling:
+        add_ways((guard.source, guard.expected), ways)
+    names = {"__getattribute__", *(source.attribute for source in ways if hasattr(source, "attribute"))}
+    plain = {type(source) for source in ways} <= {LocalSource, ComputedSource} and all(guard.kind != "TENSOR_MATCH" for guard in telling)
+    asked = [guard for guard in guards if id(guard) in told or guard.source in ways or not plain and (
+             guard.kind == "TORCH_FUNCTION" or guard.kind == "CLASS_ATTR" and guard.expected[1] in names)]
+
+    def write(emitter):
+        for guard in sorted(asked, key=lambda guard: type(guard.source) not in (GlobalStateSource, type(None))):
+            emitter.check(guard)
+        return ""
+    _, emitter = twice(write, otherwise="return False")
+    text = entry_text("__question", frame_parameters(code), CheckText(emitter.lines), ["return True"])
+    namespace = {**base_namespace(), **emitter.constants, "__K": constants, "__next": [never]}
+    return define(text, "__question", namespace, f"question {code.co_name}")
+
+
+def never(*args) -> bool:
+    return False
+
+
+def add_ways(x, ways: set) -> None:
+    """Add to `ways` the sources in x, a source or a tuple, and those that lead to them."""
+    if isinstance(x, tuple):
+        for part in x:
+            add_ways(part, ways)
+    elif isinstance(x, Source) and x not in ways and not isinstance(x, ConstantSource):
+        ways.add(x)
+        add_ways((x.parts()[0], *x.__dict__.values()), ways)
 
 
 # %% [markdown]

@@ -1,6 +1,7 @@
 """Programs in long loops: what makes no new version. Each runs many times on fresh objects, with eager's answers, in a few versions."""
 import datetime
 import math
+import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -371,3 +372,114 @@ def test_a_number_that_came_in_is_the_result(name):
     for n in NUMBERS:
         found, expected = compiled(n), function(n)
         assert repr(found) == repr(expected), n
+
+
+# ------------------------------------------------------------------ beyond the limit
+TENSORS = [torch.full((3,), float(i)) for i in range(200)]
+
+
+def entered(function, *arguments) -> list:
+    """Names of the compiled versions that a call enters."""
+    names = []
+
+    def note(frame, event, arg):
+        if event == "call" and frame.f_code.co_name.startswith("__compiled_"):
+            names.append(frame.f_code.co_name)
+    sys.setprofile(note)
+    try:
+        result = function(*arguments)
+    finally:
+        sys.setprofile(None)
+    return [result, *names]
+
+
+BEYOND = {"an item": lambda x, n, c: x + TENSORS[n], "a slice": lambda x, n, c: x + TENSORS[:n][-1],
+          "a list": lambda x, n, c: x + len(["a"] * n), "a key": lambda x, n, c: x * {n: 1}.get(n, 2),
+          "a loop": lambda x, n, c: x + sum(x[i % 3] for i in range(n)), "eps": lambda x, n, c: torch.layer_norm(x, (3,), eps=n / 7),
+          "in an object": lambda x, n, c: x + TENSORS[c.number], "in a dict of a list": lambda x, n, c: x + TENSORS[c.kept[0]["n"]],
+          "a length": lambda x, n, c: x + sum(c.items)}
+
+
+@pytest.mark.filterwarnings("ignore:minicompile. .*recompile_limit")
+@pytest.mark.parametrize("name", BEYOND)
+def test_beyond_the_limit_no_version_is_tried_that_cannot_fit(name):
+    function, x = BEYOND[name], torch.arange(3.0)
+    compiled = minicompile.compile(function, backend="eager")
+
+    def arguments(n):
+        return x, n, SimpleNamespace(number=n, kept=[{"n": n}], items=[*range(n)])
+    for n in [*range(1, 12), *range(20, 30)]:
+        compiled(*arguments(n))
+    for n in range(100, 110):
+        result, *tried = entered(compiled, *arguments(n))
+        assert not tried and torch.equal(result, function(*arguments(n)))
+    for n in [*range(1, 9)] * 2:
+        result, *tried = entered(compiled, *arguments(n))
+        assert len(tried) == 1 and torch.equal(result, function(*arguments(n)))
+    for n in [5] * 12:
+        assert len(entered(compiled, *arguments(n))) == 2
+
+
+@pytest.mark.filterwarnings("ignore:minicompile. .*recompile_limit")
+def test_what_differs_later_is_asked_first(monkeypatch):
+    compiled = minicompile.compile(lambda x, n, m: x + TENSORS[n] * len(["a"] * m), backend="eager")
+    monkeypatch.setattr(minicompile.frames, "LOOKS", (4,))
+    for n in range(1, 12):
+        compiled(torch.ones(3), n, n)
+    before = [len(entered(compiled, torch.ones(3), 5, 99)) for _ in range(8)]
+    assert 2 in before and entered(compiled, torch.ones(3), 5, 98)[1:] == []
+    assert len(entered(compiled, torch.ones(3), 5, 5)) == 2
+
+
+@pytest.mark.filterwarnings("ignore:minicompile. .*recompile_limit")
+def test_beyond_the_limit_a_mode_of_the_program_sees_what_it_sees_in_eager():
+    class Log(torch.overrides.TorchFunctionMode):
+        def __init__(self):
+            self.seen = []
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            self.seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+    function = lambda x: x * 2
+    compiled = minicompile.compile(function, backend="eager", dynamic=False)
+    for n in range(1, 30):
+        compiled(torch.ones(n))
+    seen = []
+    for f in (compiled, function):
+        with Log() as log:
+            f(torch.ones(40)), f(torch.ones(3))
+        seen.append(log.seen)
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.filterwarnings("ignore:minicompile. .*recompile_limit")
+def test_beyond_the_limit_code_of_a_class_runs_as_often_as_in_eager():
+    class Numbered:
+        def __init__(self, number):
+            self.__dict__["number"] = number
+
+    def function(x, c):
+        return x + TENSORS[c.number]
+    compiled, reads = minicompile.compile(function, backend="eager"), []
+    for n in range(1, 30):
+        compiled(torch.ones(3), Numbered(n))
+    Numbered.number = property(lambda self: reads.append(1) or self.__dict__["number"], lambda self, value: None)
+    for n in (3, 50):
+        assert torch.equal(compiled(torch.ones(3), Numbered(n)), TENSORS[n] + 1)
+    assert len(reads) == 2
+
+
+def test_beyond_the_limit_what_is_asked_for_strictly_raises():
+    compiled = minicompile.compile(lambda x, n: x + TENSORS[n], backend="eager", fullgraph=True)
+    for n in range(1, 9):
+        compiled(torch.ones(3), n)
+    for n in range(9, 30):
+        with pytest.raises(minicompile.RecompileError):
+            compiled(torch.ones(3), n)
+        assert compiled(torch.ones(3), n % 8 + 1).tolist() == [n % 8 + 2.0] * 3
+    free = minicompile.compile(lambda x, n: x + TENSORS[n + 1], backend="eager")
+    with pytest.warns(match="recompile_limit"):
+        for n in range(1, 30):
+            free(torch.ones(3), n)
+    with minicompile.set_stance("fail_on_recompile"), pytest.raises(minicompile.RecompileError):
+        free(torch.ones(3), 99)
