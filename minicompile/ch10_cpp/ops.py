@@ -138,13 +138,9 @@ def _suffix(dtype: torch.dtype) -> str:
     return "f" if register_type(dtype) == "float" else ""
 
 
-for _name in "tan asin acos atan sinh cosh asinh acosh atanh erfc".split():
-    form(_name, any=f"mc_libm_{_name}{{f}}({{0}})")
-for _name in "sqrt lgamma floor ceil trunc".split():
+for _name in "sqrt tan asin acos atan sinh cosh asinh acosh atanh erfc lgamma floor ceil trunc".split():
     form(_name, any=f"__builtin_{_name}{{f}}({{0}})")
-for _name in "atan2 hypot".split():
-    form(_name, any=f"mc_libm_{_name}{{f}}({{0}}, {{1}})")
-for _name in "copysign nextafter".split():
+for _name in "atan2 hypot copysign nextafter".split():
     form(_name, any=f"__builtin_{_name}{{f}}({{0}}, {{1}})")
 form("round", any="__builtin_rint{f}({0})")
 form("rsqrt", any="({t})1 / __builtin_sqrt{f}({0})")
@@ -181,7 +177,7 @@ def _pow(value, args):
         return f"mc_ipow<{register_type(dtype)}>({x}, {y})"
     if exponent in _POWERS:
         return _POWERS[exponent].format(x, f=_suffix(dtype))
-    return f"mc_libm_pow{_suffix(dtype)}({x}, {y})"
+    return f"__builtin_pow{_suffix(dtype)}({x}, {y})"
 
 # %% [markdown]
 # ## Conversions

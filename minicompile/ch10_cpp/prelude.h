@@ -26,10 +26,10 @@ typedef unsigned long uint64_t;
 // make vectors of. They differ in the last bits, and a value that two loops compute must be the same in both: `q == q.amax()`
 // holds somewhere. So ours for each width spread what they are given over the widest vector and go on as glibc's for that one.
 // The linker leaves out those that a file does not call.
-#define MC_LIBM1(name) MC_LIBM(double, name, (double x), (x)) MC_LIBM(float, name##f, (float x), (x))
-#define MC_LIBM2(name) MC_LIBM(double, name, (double x, double y), (x, y)) MC_LIBM(float, name##f, (float x, float y), (x, y))
 #if defined(__x86_64__) && !defined(__clang__) && MC_GLIBC >= 235 && defined(__AVX2__)
-#define MC_LIBM(T, name, parameters, arguments) extern "C" __attribute__((simd("notinbranch"), const)) T mc_libm_##name parameters;
+#define MC_LIBM(T, name, ...) extern "C" __attribute__((simd("notinbranch"), const)) T name(__VA_ARGS__) __asm__("mc_libm_" #name);
+#define MC_LIBM1(name) MC_LIBM(double, name, double) MC_LIBM(float, name##f, float)
+#define MC_LIBM2(name) MC_LIBM(double, name, double, double) MC_LIBM(float, name##f, float, float)
 asm(R"(
 .macro mc_goto from, to, first, second
   .pushsection .text.\from, "ax"
@@ -65,13 +65,11 @@ R"(
   mc_widths \name\()f, vv, ss, 4, 8, 16
 .endr
 )");
-#else
-#define MC_LIBM(T, name, parameters, arguments) MC T mc_libm_##name parameters { return __builtin_##name arguments; }
-#endif
 MC_LIBM1(exp) MC_LIBM1(exp2) MC_LIBM1(expm1) MC_LIBM1(log) MC_LIBM1(log2) MC_LIBM1(log10) MC_LIBM1(log1p)
 MC_LIBM1(sin) MC_LIBM1(cos) MC_LIBM1(tan) MC_LIBM1(asin) MC_LIBM1(acos) MC_LIBM1(atan)
 MC_LIBM1(sinh) MC_LIBM1(cosh) MC_LIBM1(tanh) MC_LIBM1(asinh) MC_LIBM1(acosh) MC_LIBM1(atanh)
 MC_LIBM1(erf) MC_LIBM1(erfc) MC_LIBM2(pow) MC_LIBM2(atan2) MC_LIBM2(hypot)
+#endif
 
 // ---- lists of kernels: `first` block of each piece, and the piece of a block
 MC int64_t mc_blocks(int64_t pieces, const int64_t* end, const int64_t* length, int64_t* first) {
@@ -299,19 +297,19 @@ template <class T, class F> MC T mc_integer(F x) { return (T)(x > (F)-1 && x <= 
 #endif
 
 // ---- double goes to libm
-#define MC_DOUBLE(f) MC double mc_##f(double x) { return mc_libm_##f(x); }
+#define MC_DOUBLE(f) MC double mc_##f(double x) { return __builtin_##f(x); }
 MC_DOUBLE(exp) MC_DOUBLE(exp2) MC_DOUBLE(expm1) MC_DOUBLE(log) MC_DOUBLE(log2) MC_DOUBLE(log10)
 MC_DOUBLE(log1p) MC_DOUBLE(tanh) MC_DOUBLE(erf) MC_DOUBLE(sin) MC_DOUBLE(cos)
-MC double mc_erf_plus_one(double x) { return 1.0 + mc_libm_erf(x); }
-MC double mc_sigmoid(double x) { return 1.0 / (1.0 + mc_libm_exp(-x)); }
+MC double mc_erf_plus_one(double x) { return 1.0 + __builtin_erf(x); }
+MC double mc_sigmoid(double x) { return 1.0 / (1.0 + __builtin_exp(-x)); }
 // a rational guess, then Newton steps on erf, or on erfc, where 1 - erf would have lost what matters
 template <int steps> MC double mc_erfinv_newton(double y) {
-  const double a = __builtin_fabs(y), l = -6.8026681 * mc_libm_log1p(-a * a), b = 4.3307467508 - 0.0735005 * l;
+  const double a = __builtin_fabs(y), l = -6.8026681 * __builtin_log1p(-a * a), b = 4.3307467508 - 0.0735005 * l;
   double x = __builtin_sqrt(l / (__builtin_sqrt(b * b + l) + b));
 #pragma GCC unroll 4
   for (int i = 0; i < steps; i++) {
-    const double near = mc_libm_erf(x) - a, far = (1.0 - a) - mc_libm_erfc(x);
-    x -= (a < 0.5 ? near : far) * 0.88622692545275801 * mc_libm_exp(x * x);
+    const double near = __builtin_erf(x) - a, far = (1.0 - a) - __builtin_erfc(x);
+    x -= (a < 0.5 ? near : far) * 0.88622692545275801 * __builtin_exp(x * x);
   }
   x = a < 1.0 ? x : a == 1.0 ? (double)MC_INF : (double)MC_NAN;
   return y == 0.0 ? y : __builtin_copysign(x, y);
