@@ -247,6 +247,22 @@ class ListItemSource(ItemSource):
     """An item of a list, not of a class derived from it."""
 
 
+class VaryingItemSource(Source):
+    """An item of a sequence at a place that differs from call to call, an expression. symbols: (name in it, source)."""
+    base: Source
+    place: Any
+    symbols: tuple
+
+    def parts(self):
+        return self.base, "{}[" + self.place_text(Source.text) + "]"
+
+    def name(self):
+        return f"{self.base.name()}[{self.place_text(Source.name)}]"
+
+    def place_text(self, read):
+        return float_text(self.place, {name: read(at) for name, at in self.symbols}.__getitem__)
+
+
 class DictGetSource(Source):
     """The value of a *real* dict at a key, never a subclass's `__getitem__` or `__missing__`."""
     base: Source

@@ -11,11 +11,11 @@ import math
 
 from ..ch01_graphs.floats import free_names
 from ..ch01_graphs.shapes import expr_of
-from ..ch02_guards.sources import ComputedSource, Source
-from .inputs import wrap_dynamic_number
+from ..ch02_guards.sources import ComputedSource, Source, VaryingItemSource
+from .inputs import TENSOR_TYPES, wrap_dynamic_number
 from .tracer import Tracer, constant_source, guard
 from .values import AbstractValue, Const, ListVal, NotConstant, SliceVal, SymVal, TupleVal, boolean, is_identity, is_unseen
-from .wrap import entries, realize, wait
+from .wrap import entries, realize, wait, wrap
 
 
 def computed(tx: Tracer, function, args, named: dict) -> AbstractValue | None:
@@ -46,6 +46,29 @@ def ends(value: SliceVal) -> tuple:
     return value.start, value.stop, value.step
 
 
+# %% [markdown]
+# An item at a place that varies, `self.betas[t]` or `layers[n]`, needs no version for each place if it is a tensor or a number: the
+# entry reads what is there, and what is guarded is its metadata or its type. The trace must not have written to the sequence before.
+
+# %%
+def varying_item(tx: Tracer, container: TupleVal | ListVal, key: AbstractValue) -> AbstractValue | None:
+    """container[key] of a sequence of the program at a place that varies; None where the place must be known."""
+    if type(key) is not SymVal or key.scalar or tx.symbols.env.frozen:
+        return None
+    if container.source is None or container.real is None or id(container) in tx.effects.changed:
+        return None
+    place = expr_of(key.sym)
+    at = tx.symbols.env.hint(place)
+    if type(at) is not int or not -len(container.real) <= at < len(container.real):
+        return None
+    real, symbols = container.real[at], tuple((name, tx.symbols.sources[name]) for name in sorted(free_names(place)))
+    source = VaryingItemSource(container.source, place, symbols)
+    if type(real) in (int, float):
+        return wrap_dynamic_number(tx, real, source)
+    return wrap(tx, real, source) if type(real) in TENSOR_TYPES else None
+
+
+# %%
 def application(tx: Tracer, function, args, named: dict) -> tuple:
     """The source of function(*args, **named), and what it gives now. Raises NotConstant: where it raises for these very numbers, and for
     arguments that have no text."""

@@ -1,5 +1,6 @@
 """Programs in long loops: what makes no new version. Each runs many times on fresh objects, with eager's answers, in a few versions."""
 import datetime
+import functools
 import math
 import sys
 from dataclasses import dataclass
@@ -374,8 +375,91 @@ def test_a_number_that_came_in_is_the_result(name):
         assert repr(found) == repr(expected), n
 
 
+# ------------------------------------------------------------------ items at places that vary
+def schedule():
+    """A sampler's: lists of numbers and of tensors, and a tuple, read at the step and beside it."""
+    class Sampler(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.betas, self.alphas, self.counts = [i / 7 for i in range(40)], TENSORS[:40], (*range(3, 43),)
+
+        def forward(self, x, t):
+            return x * self.betas[t] + self.alphas[-t] * self.betas[t - 1], self.alphas[t], self.counts[t]
+    return Sampler(), lambda i: (torch.ones(3), i + 2)
+
+
+def behind_a_break():
+    def f(x, t, rates):
+        y = x * rates[t]
+        print(end="")
+        return y + TENSORS[t + 1]
+    return f, lambda i: (torch.ones(3), i + 2, [j / 3 for j in range(i + 5)])
+
+
+def of_other_sizes():
+    """The first, of one size, then of any."""
+    made = [torch.ones(i + 2) for i in range(30)]
+    return lambda x, n: x + made[n].sum(), lambda i: (torch.ones(3), i + 2)
+
+
+def learned():
+    """Items that are written to, and read afterwards by another way."""
+    state = [torch.zeros(3) for _ in range(40)]
+
+    def f(x, n):
+        state[n].add_(x)
+        return state[n] + state[0], state[n] is state[3]
+    return f, lambda i: (torch.ones(3), i + 2)
+
+
+@pytest.mark.parametrize("make, graphs, breaks", [(schedule, 2, 0), (behind_a_break, 4, 2), (of_other_sizes, 3, 0), (learned, 3, 0)])
+def test_items_at_places_that_vary(make, graphs, breaks):
+    count(make, graphs, breaks)
+
+
+def test_an_item_at_a_place_that_varies_is_guarded():
+    class Doubled(list):
+        def __getitem__(self, place):
+            return super().__getitem__(place) * 2
+    holder = SimpleNamespace(items=[*TENSORS[:30]])
+
+    def f(x, n):
+        return holder.items[n] + x
+    compiled, x = minicompile.compile(f, backend="eager"), torch.ones(3)
+
+    def check(*places):
+        for n in places:
+            assert plain(compiled(x, n)) == plain(f(x, n)), n
+    check(2, 3, 4)
+    holder.items[5] = torch.ones(3, dtype=torch.float64)
+    holder.items[6] = 2.5
+    holder.items[7] = None
+    check(5, 6, 4)
+    for n in (7, 30, -40):
+        with pytest.raises((TypeError, IndexError)):
+            compiled(x, n)
+    holder.items = Doubled(TENSORS[:30])
+    check(2, 3, 4)
+    holder.items = (*TENSORS[:30],)
+    check(2, 3, 4)
+
+    def written(x, n):
+        kept = holder.kept
+        before = kept[n]
+        kept[3] = x
+        return before + kept[n]
+    compiled = minicompile.compile(written, backend="eager")
+    for n in (2, 4, 3, 5, 3):
+        answers = []
+        for g in (compiled, written):
+            holder.kept = [*TENSORS[:30]]
+            answers.append((plain(g(x, n)), plain(holder.kept)))
+        assert answers[0] == answers[1], n
+
+
 # ------------------------------------------------------------------ beyond the limit
 TENSORS = [torch.full((3,), float(i)) for i in range(200)]
+ROWS = [functools.partial(torch.mul, i) for i in range(200)]
 
 
 def entered(function, *arguments) -> list:
@@ -393,10 +477,10 @@ def entered(function, *arguments) -> list:
     return [result, *names]
 
 
-BEYOND = {"an item": lambda x, n, c: x + TENSORS[n], "a slice": lambda x, n, c: x + TENSORS[:n][-1],
+BEYOND = {"an item": lambda x, n, c: x + ROWS[n](x), "a slice": lambda x, n, c: x + TENSORS[:n][-1],
           "a list": lambda x, n, c: x + len(["a"] * n), "a key": lambda x, n, c: x * {n: 1}.get(n, 2),
           "a loop": lambda x, n, c: x + sum(x[i % 3] for i in range(n)), "eps": lambda x, n, c: torch.layer_norm(x, (3,), eps=n / 7),
-          "in an object": lambda x, n, c: x + TENSORS[c.number], "in a dict of a list": lambda x, n, c: x + TENSORS[c.kept[0]["n"]],
+          "in an object": lambda x, n, c: x + ROWS[c.number](x), "in a dict of a list": lambda x, n, c: x + ROWS[c.kept[0]["n"]](x),
           "a length": lambda x, n, c: x + sum(c.items)}
 
 
@@ -422,7 +506,7 @@ def test_beyond_the_limit_no_version_is_tried_that_cannot_fit(name):
 
 @pytest.mark.filterwarnings("ignore:minicompile. .*recompile_limit")
 def test_what_differs_later_is_asked_first(monkeypatch):
-    compiled = minicompile.compile(lambda x, n, m: x + TENSORS[n] * len(["a"] * m), backend="eager")
+    compiled = minicompile.compile(lambda x, n, m: ROWS[n](x) * len(["a"] * m), backend="eager")
     monkeypatch.setattr(minicompile.frames, "LOOKS", (4,))
     for n in range(1, 12):
         compiled(torch.ones(3), n, n)
@@ -459,25 +543,25 @@ def test_beyond_the_limit_code_of_a_class_runs_as_often_as_in_eager():
             self.__dict__["number"] = number
 
     def function(x, c):
-        return x + TENSORS[c.number]
+        return ROWS[c.number](x)
     compiled, reads = minicompile.compile(function, backend="eager"), []
     for n in range(1, 30):
         compiled(torch.ones(3), Numbered(n))
     Numbered.number = property(lambda self: reads.append(1) or self.__dict__["number"], lambda self, value: None)
     for n in (3, 50):
-        assert torch.equal(compiled(torch.ones(3), Numbered(n)), TENSORS[n] + 1)
+        assert torch.equal(compiled(torch.ones(3), Numbered(n)), TENSORS[n])
     assert len(reads) == 2
 
 
 def test_beyond_the_limit_what_is_asked_for_strictly_raises():
-    compiled = minicompile.compile(lambda x, n: x + TENSORS[n], backend="eager", fullgraph=True)
+    compiled = minicompile.compile(lambda x, n: x + ROWS[n](x), backend="eager", fullgraph=True)
     for n in range(1, 9):
         compiled(torch.ones(3), n)
     for n in range(9, 30):
         with pytest.raises(minicompile.RecompileError):
             compiled(torch.ones(3), n)
         assert compiled(torch.ones(3), n % 8 + 1).tolist() == [n % 8 + 2.0] * 3
-    free = minicompile.compile(lambda x, n: x + TENSORS[n + 1], backend="eager")
+    free = minicompile.compile(lambda x, n: x + ROWS[n + 1](x), backend="eager")
     with pytest.warns(match="recompile_limit"):
         for n in range(1, 30):
             free(torch.ones(3), n)

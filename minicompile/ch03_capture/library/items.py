@@ -29,6 +29,7 @@ from ..protocol import METHODS, as_dict, method, special
 from ..subscripts import contains, index_of, is_missing, is_among, set_item
 from ..tensors import emit, tensor_shape
 from ..tracer import call, unsupported
+from ..varying import varying_item
 from ..values import (
     AbstractValue, Const, DictVal, ListVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TensorVal,
     TupleVal, ViewVal, boolean, const, is_unseen)
@@ -67,6 +68,8 @@ def length_of_range(tx, start, stop=None, step=const(1)):
 
 @METHODS.of((TupleVal, "__getitem__"), (ListVal, "__getitem__"))
 def item_of_sequence(tx, container, key):
+    if (item := varying_item(tx, container, key)) is not None:
+        return item
     index = index_of(tx, key)
     if type(container) is ListVal and not (type(index) is int and is_appended(container, index)):
         guard_keys(tx, container)
