@@ -386,9 +386,9 @@ variance = watch(lambda t: t.var(1), torch.randn(64, 100), dynamic=False).half()
 print(part(variance, "double mean", "    // "))
 
 # %% [markdown]
-# The position of a maximum and the online softmax work in the same way. (The softmax above is not online: on a CPU it
-# walks its row three times, and only the generator of chapter 9 joins the maximum and the sum.) Their merging steps are functions in
-# `reductions.h`, which is put in front of the kernels.
+# The position of a maximum works in the same way. Both merging steps are functions in `reductions.h`, which is put in front
+# of the kernels. (The generator of chapter 9 also merges maxima and sums of exponentials, so that a softmax walks its row twice. On
+# a CPU, where exponentials are what takes time, it walks three times and computes each of them once.)
 #
 # ### Two iterations that hit one element
 #

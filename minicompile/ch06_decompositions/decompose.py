@@ -1,11 +1,27 @@
 # %% [markdown]
 # # Running the table
 #
-# There is no rewriting of patterns here. The graph is *executed* on fake tensors, node by node, under a
+# Nobody looks for parts of the graph here and replaces them. The graph is *executed* on fake tensors, node by node, under a
 # recorder that writes down the ATen calls it sees; a call that has a decomposition is not written down, the
 # decomposition is run instead, and its calls are seen in turn. What is left when the run ends is the new
 # graph. Shapes, dtypes and strides of every new node come for free, and so does the recursion: a layer norm
 # that calls `mean` never asks how `mean` is done.
+#
+# `F.gelu(x).sum(1)` of a bfloat16 tensor is two ATen calls. This is what they come to (printed by `print_graph`). The GELU is
+# computed in float32 and rounded once, the sum adds up in float32, and all operands of a node have one dtype:
+#
+#     arg0: bf16[4, 8] = input
+#     _to_copy_default: f32[4, 8] = aten._to_copy.default(arg0, dtype=torch.float32)
+#     mul_tensor: f32[4, 8] = aten.mul.Tensor(_to_copy_default, 0.5)
+#     mul_tensor_1: f32[4, 8] = aten.mul.Tensor(_to_copy_default, 0.7071067811865476)
+#     erf_default: f32[4, 8] = aten.erf.default(mul_tensor_1)
+#     add_tensor: f32[4, 8] = aten.add.Tensor(erf_default, 1)
+#     mul_tensor_2: f32[4, 8] = aten.mul.Tensor(mul_tensor, add_tensor)
+#     _to_copy_default_1: bf16[4, 8] = aten._to_copy.default(mul_tensor_2, dtype=torch.bfloat16)
+#     _to_copy_default_2: f32[4, 8] = aten._to_copy.default(_to_copy_default_1, dtype=torch.float32)
+#     sum_dim_int_list: f32[4] = aten.sum.dim_IntList(_to_copy_default_2, [1])
+#     _to_copy_default_3: bf16[4] = aten._to_copy.default(sum_dim_int_list, dtype=torch.bfloat16)
+#     return (_to_copy_default_3,)
 
 # %%
 import contextlib
@@ -56,7 +72,7 @@ def _is_composite(func) -> bool:
 #
 # The same few lines on *real* tensors are a backend: a mode under which a program runs on primitives only.
 # It needs no graph, no fakes and no capture, so it tests the table by itself: run an operator with and
-# without, compare.
+# without, compare. Nothing below needs it.
 
 # %%
 class Decomposed(TorchDispatchMode):
@@ -80,21 +96,15 @@ class Decomposed(TorchDispatchMode):
 
 
 # %% [markdown]
-# ## The driver
+# ## The recorder
 #
-# Two promises of the operator must survive: dtype and shape (checked against the fake of the original node;
-# a decomposition that disagrees is not used), and the order of dims in memory, because a later `view` or a
-# library call may depend on it. An outcome with other strides gets a `clone` in the right order, which is
-# pointwise and fuses away.
+# `Decomposer` is the recorder of chapter 1, which asks `expand` before it writes a call down. It stays active while a rule
+# runs (`with self`), so that it gets the calls of the rule. A rule may decline when it has made some calls already: `mark`
+# remembers the last node before it, and `erase_after` drops what came behind. `literal` switches the rules off, for an
+# operator that is to be written down as it is.
 #
-# Decompositions repeat themselves: each asks for its own 0, its own float32 copy of the same bfloat16 tensor.
-# The cleanup of chapter 5 makes equal nodes one, and drops what nothing reads.
-#
-# Three functions make it. `decompose` interprets the old graph under the recorder, node by node.
-# `as_promised` compares what came out with the fake of the node, result by result, and `_ordered` repairs
-# strides. If a result cannot be repaired, everything is erased that this node has caused (`erase_after`), and
-# the operator is recorded as it is, with the rules switched off (`literal`). Notes that other stages have
-# left on a node, such as that it should be recomputed, are handed on to all nodes that were made from it.
+# `repeat` spares work. Equal layers ask for the same expansion again and again, so what a call was expanded to is kept, as a
+# `Pattern`, and written down once more for the next one. How, says the section "The same again".
 
 # %%
 class Decomposer(Recorder):
@@ -144,6 +154,15 @@ class Decomposer(Recorder):
             self.graph.erase_node(node)
 
 
+# %% [markdown]
+# ## What the operator promised
+#
+# Two promises of the operator must survive: dtype and shape, and the order of dims in memory, because a later `view` or a
+# library call may depend on it. The fake of the original node says what they are. `as_promised` compares what came out with it,
+# result by result. An outcome with other strides gets a `clone` in the right order (`_ordered`), which is
+# pointwise and fuses away. If a dtype or a shape differs, the decomposition is not used.
+
+# %%
 def as_promised(node: fx.Node, out):
     """`out` with the dtypes, shapes and strides that the fakes of `node` have, or NotImplemented if it cannot
     have them. Of several results those that nothing reads do not matter; and saved statistics, which follow
@@ -294,11 +313,16 @@ def question(recorder: Recorder, rule, args, kwargs, node: fx.Node | None = None
 
 
 # %% [markdown]
+# ## The stage
+#
 # The stage itself interprets the graph once, with a recorder that writes down what the rules call. `call` computes each node. If a node
 # with an equal question came before, its pattern is written again. Otherwise `expanded` runs the rule and looks whether the
-# results lie in memory as the node promises. If they do not, and no copy would mend that, what the rule has written is erased, and the
-# operator itself is written down: a library call. What was expanded becomes a pattern. In the end the marks of the node, such as
-# "compute this again in backward", go to all nodes that have come from it.
+# results are as the node promises. If they are not, and no copy would mend that, what the rule has written is erased, and the
+# operator itself is written down (`literal`): a library call. What was expanded becomes a pattern. In the end the notes that other
+# stages have left on the node, such as "compute this again in backward", go to all nodes that have come from it.
+#
+# Decompositions repeat themselves: each asks for its own 0, its own float32 copy of the same bfloat16 tensor.
+# The cleanup of chapter 5 (`clean`) makes equal nodes one, and drops what nothing reads.
 
 # %%
 def decompose(gm: fx.GraphModule) -> fx.GraphModule:

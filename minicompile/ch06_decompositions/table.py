@@ -78,6 +78,10 @@ def formulas(rules: dict[str, Callable], **options) -> None:
 # behaviour: half operands are widened, the body runs in float32, results are rounded back. In a fused
 # kernel the casts are free. (`torch.compile` states it the same way, and rounds nowhere in between unless
 # `emulate_precision_casts` asks for it.)
+#
+# Rounded back to what? To the dtype that eager's result has, and where operands differ, that is a question of type
+# *promotion*: `bfloat16 + 2.5` stays bfloat16, `bfloat16 + int64` too, and `bfloat16 + float32` is float32. `promoted`
+# answers it.
 
 # %% tags=["exercise:promoted"]
 def promoted(*operands) -> torch.dtype:
@@ -156,7 +160,9 @@ def real(x):
 
 
 # %% [markdown]
-# ## Small helpers that many rooms use
+# ## Small helpers
+#
+# What many rules need: a constant and a range of numbers as tensors, and the dims of a reduction in one spelling.
 
 # %%
 def constant(value, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -127,8 +127,7 @@ def philox_uniform(seed, offset, index, layout):
 
 # %% [markdown]
 # The reductions fold the last dim. `welford` gives what a running variance has at the end: the mean, the sum of the squared
-# distances from it, and the count. `softmax` gives the maximum and the sum of the exponentials relative to it; for a row
-# that is all `-inf` these are `(-inf, 0)`. The position of an extreme is the first one where it occurs, as in
+# distances from it, and the count. The position of an extreme is the first one where it occurs, as in
 # PyTorch, whatever order the loop has.
 
 # %%
@@ -146,14 +145,8 @@ def welford(v):
     return mean, ((v - mean[..., None]) ** 2).sum(-1), torch.full_like(mean, v.shape[-1])
 
 
-def softmax(v):
-    top = v.amax(-1)
-    shift = torch.where(top == -math.inf, torch.zeros_like(top), top)
-    return top, (v - shift[..., None]).exp().sum(-1)
-
-
 REDUCE = {"sum": lambda v: v.sum(-1), "prod": lambda v: v.prod(-1), "max": lambda v: v.amax(-1),
-          "min": lambda v: v.amin(-1), "any": lambda v: v.any(-1), "welford": welford, "softmax": softmax}
+          "min": lambda v: v.amin(-1), "any": lambda v: v.any(-1), "welford": welford}
 
 SCALAR = {name: getattr(torch, name) for name in
           "neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh "

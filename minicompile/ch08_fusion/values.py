@@ -238,12 +238,9 @@ def _reduce_one(g: LinkedKernel, kind: str, x: Value, index, dtype: torch.dtype)
     def make(op, *args, dtype=x.dtype):
         return g.make(op, args, dtype)
 
-    rest = make("sub", x, x) if kind in ("welford", "softmax") else None    # 0, or NaN where x is not finite
     if kind == "welford":
+        rest = make("sub", x, x)                 # 0, or NaN where x is not finite
         return x, make("mul", rest, rest), make("constant", 1)
-    if kind == "softmax":
-        empty = make("eq", x, make("constant", float("-inf")), dtype=torch.bool)
-        return x, make("where", empty, make("constant", 0), make("exp", rest))
     if kind in ("argmax", "argmin"):
         return make("index", index, dtype=torch.int64)
     return cast_to(g, x, dtype)

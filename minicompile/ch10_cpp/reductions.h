@@ -28,25 +28,6 @@ template <class T> MC void mc_column_flush(T& mean, T& m2, T count, double& cent
   m2 = 0;
 }
 
-// ---- the online softmax: when a larger maximum arrives, the sum of exponentials is rescaled
-template <class T> MC void mc_row_softmax(const T* t, int64_t count, T& max, T& sum) {
-  T top = max, part = 0;
-  int bad = 0;
-#pragma omp simd reduction(max:top) reduction(|:bad)
-  for (int64_t k = 0; k < count; k++) { top = t[k] > top ? t[k] : top; bad |= t[k] != t[k]; }
-  if (bad) top = MC_NAN;
-  if (top == -MC_INF) return;  // exp(-inf - -inf) would be NaN
-#pragma omp simd reduction(+:part)
-  for (int64_t k = 0; k < count; k++) part += mc_exp(t[k] - top);
-  sum = (max == -MC_INF ? 0 : sum * mc_exp(max - top)) + part;
-  max = max != max ? max : top;
-}
-template <class T> MC void mc_column_softmax(T x, T& max, T& sum) {
-  const T top = mc_max<T>(max, x), safe = top == -MC_INF ? 0 : top;
-  sum = sum * mc_exp(max - safe) + mc_exp(x - safe);
-  max = top;
-}
-
 // ---- positions: the first of equal extremes wins, and NaN is more extreme than any number
 template <bool largest, class T> MC bool mc_beats(T a, int64_t i, T b, int64_t j) {  // j < 0: there is no b yet
   if (j < 0) return true;

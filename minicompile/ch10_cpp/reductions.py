@@ -6,13 +6,14 @@
 # vector lane. That is fast, and also more accurate, for the same reason that pairwise summation is: each
 # partial sum is shorter. Long rows are summed in chunks of 1,024 whose sums are added up in double.
 #
-# What OpenMP does not know (Welford's variance, the online softmax, the position of a maximum) works on
+# What OpenMP does not know (Welford's variance, the position of a maximum) works on
 # chunks as well: the values of a chunk go to a small array that stays in the L1 cache, simple vectorised
-# loops reduce it, and the chunk's result is merged into the row's. For the softmax that is
+# loops reduce it, and the chunk's result is merged into the row's. For a row of which $n$ elements with the mean $\mu$ and the sum of
+# squared distances $q$ have been seen, and a chunk of $n_c$ elements with $\mu_c$ and $q_c$, that is
 #
-# $$m' = \max(m, m_c), \qquad s' = s\,e^{m - m'} + \sum_j e^{x_j - m'}$$
+# $$\delta = \mu_c - \mu, \qquad \mu' = \mu + \delta\,\frac{n_c}{n + n_c}, \qquad q' = q + q_c + \delta^2\,\frac{n\,n_c}{n + n_c}$$
 #
-# which reads the row once where the textbook reads it twice. These merging steps are C++, in `reductions.h`.
+# These merging steps are C++, in `reductions.h`.
 
 # %%
 from dataclasses import dataclass
@@ -96,9 +97,9 @@ def passes(e: Emitter) -> list[tuple[list[Value], list[Value]]]:
 # cache by then.
 #
 # `passes` (above) has divided the work: each pass walks along the row once, computes some reductions, and stores
-# what is known by then. A softmax has two. In the first both the maximum and the sum are found, in the second the
-# quotients are stored. `twice` are the values worth an array: they are expensive, and a later pass needs them
-# again.
+# what is known by then. A softmax has three, for the maximum, the sum, and the quotients. (Chapter 9 finds maximum and sum in one walk,
+# at the price of computing each exponential again. Here that is what takes time.) `twice` are the values worth an array: they are
+# expensive, and a later pass needs them again. The second walk of a softmax puts its exponentials there, and the third divides them.
 
 # %%
 def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
@@ -211,7 +212,7 @@ def _named_results(e: Emitter, r: Value, result, nest: Scope):
 # %% tags=["exercise:row-bug"]
 def _row_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
     kind = r.args[0]
-    if kind in ("welford", "softmax", "argmax", "argmin"):
+    if kind in ("welford", "argmax", "argmin"):
         return _chunked_step(e, r, x, lane)
     dtype = accumulator_type(r)
     t, n, start = register_type(dtype), fresh(e, "_"), start_text(kind, dtype)
@@ -240,7 +241,7 @@ def _row_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
 
 
 # %% [markdown]
-# For mean and variance, softmax and the position of a maximum there is no clause. There the values of a chunk go
+# For mean and variance and the position of a maximum there is no clause. There the values of a chunk go
 # into a small array, and a function of `reductions.h` folds it into the row's result.
 
 # %%
@@ -253,10 +254,6 @@ def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
         row = f"double mean{n} = 0, m2{n} = 0, count{n} = 0;"
         after = [f"mc_row_welford(t{n}, count, mean{n}, m2{n}, count{n});"]
         result = tuple(f"({t}){name}{n}" for name in ("mean", "m2", "count"))
-    elif kind == "softmax":
-        row = f"{t} max{n} = -MC_INF, sum{n} = 0;"
-        after = [f"mc_row_softmax(t{n}, count, max{n}, sum{n});"]
-        result = (f"max{n}", f"sum{n}")
     else:
         largest = "true" if kind == "argmax" else "false"
         row = f"{t} best{n} = {start_text(kind, source.dtype)}; int64_t at{n} = -1;"
@@ -417,10 +414,6 @@ def _column_step(e: Emitter, r: Value, x: str) -> ColumnStep:
             counters=[f"{t} count{n} = 0;", f"double all{n} = 0;"],
             each_row=[f"count{n} += 1;", f"const {t} inverse{n} = 1 / count{n};"],
             each_flush=[f"all{n} += count{n};", f"count{n} = 0;"])
-    if kind == "softmax":
-        top, total = f"max{n}[lane]", f"sum{n}[lane]"
-        return ColumnStep([(t, f"max{n}", "-MC_INF"), (t, f"sum{n}", "0")],
-                          [f"mc_column_softmax<{t}>({x}, {top}, {total});"], (top, total))
     if kind in ("argmax", "argmin"):
         extreme = f"mc_column_extreme<{'true' if kind == 'argmax' else 'false'}, {t}>"
         return ColumnStep([(t, f"best{n}", start_text(kind, dtype)), ("int64_t", f"at{n}", "0")],
