@@ -130,7 +130,7 @@ class Decomposer(Recorder):
 
     def repeat(self, rule, args, kwargs, expand: Callable, node: fx.Node | None = None):
         """What `expand()` gives for a call of `rule`; where there is a pattern for it, this is written again. node: what asks, if its
-        fake is a promise. What asks in turn, for the elements of a list, becomes no pattern: they are."""
+        fake is a promise. An expansion that asks in turn (a list, for each of its elements) is not kept: its parts are."""
         key, operands = question(self, rule, args, kwargs, node), [x for x in leaves(args, kwargs) if isinstance(x, FakeTensor)]
         if key is not None and (pattern := self.patterns.get(key)) is not None:
             return pattern.again(self, operands)

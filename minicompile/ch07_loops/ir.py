@@ -25,10 +25,16 @@
 # |---|---|
 # | `load(buffer, index, mask)` | the element at `index`; 0, without a load, where `mask` is false |
 # | `store(buffer, index, mask, value, mode)` | write it; mode `"atomic_add"` accumulates |
-# | `reduce(kind, value, index)` | combine `value` over all reduction variables |
+# | `reduce(kind, value, index)` | combine `value` over all reduction variables; `index`: the place of an element, for `argmax` |
+# | `get(values, i)` | one of the results of a reduction that has several: mean, spread and count |
+# | `constant(number)` | a number, of the dtype of the value |
 # | `index(expr)` | an index expression as an int64 value; as float64, a float argument of the kernel |
 # | `indirect(value, symbol, size)` | binds an integer value to a symbol for later indices: a gather |
-# | any scalar operation | `add`, `exp`, `where`, `to_dtype`, ... |
+# | `to_dtype(value)` | another dtype |
+# | `round_to(value, half)` | what a half type can hold of a float32 |
+# | `bitcast(value)` | the same bits as another dtype |
+# | `philox(seed, offset, index, layout)` | the random number that eager would have for an element, on a GPU |
+# | any scalar operation | `add`, `exp`, `where`, ... on values |
 #
 # A value holds the values that it is computed from, so a body is a graph, and its ends are the stores. A `Loop`
 # has its stores and nothing else: its body is whatever they are computed from. What no store needs is in no

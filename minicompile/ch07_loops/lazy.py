@@ -36,7 +36,7 @@ class Lazy:
     `stride`: the strides that eager's result has, kept if it is realised. `view`: where it lies once it
     is in memory.
     `ops`, `reads`: names of the graph nodes and buffers that evaluating an element runs through (when not
-    in memory).
+    in memory). `heavy`: whether a function is among them that takes long on a CPU.
     `base`, `relayout`: for a view, what it looks at, and how the strides of that become its own (None if
     it cannot)."""
 
@@ -101,9 +101,8 @@ def dense_strides(size, stride) -> tuple[Int, ...]:
 # %% [markdown]
 # ## The state of a lowering
 #
-# `reuse[node]` is the number of loops that would evaluate a node if it stayed lazy, and `windows[node]` at
-# how many positions each of them would. `wanted` holds the nodes that must be in memory anyway, because the
-# program returns them or a library call reads them.
+# How much is inlined into one body, and whether a reduction is split so that all processors have work, are limits that
+# depend on the machine or on the user (`Options`).
 
 # %%
 def gpu_processors() -> int:
@@ -113,12 +112,6 @@ def gpu_processors() -> int:
     return torch.cuda.get_device_properties(0).multi_processor_count if in_use else 132
 
 
-# %% [markdown]
-# `Lowering` is the record that all lowerings pass around. The buffers and loops made so far are in `program`;
-# `values` leads from a graph node to its `Lazy` or its number. `Options` are the limits that depend on the machine
-# or the user.
-
-# %%
 @dataclass
 class Options:
     """What the machine and the user ask of the lowering."""
@@ -132,6 +125,14 @@ class Options:
     reuse_ops: int = 12                    # a value read several times is recomputed if cheaper than this
 
 
+# %% [markdown]
+# `Lowering` is the record that all lowerings pass around. The buffers and loops made so far are in `program`;
+# `values` leads from a graph node to its `Lazy` or its number. The next four are found out before the first node is lowered:
+# `reuse[node]` is the number of loops that would evaluate a node if it stayed lazy, and `windows[node]` at
+# how many positions each of them would. `wanted` holds the nodes that must be in memory anyway, because the
+# program returns them or a library call reads them, and `refusals` those that have to be calls because they may refuse their operands.
+
+# %%
 @dataclass
 class Lowering:
     """Everything known while one graph is being lowered."""
@@ -144,8 +145,8 @@ class Lowering:
     wanted: set[fx.Node] = field(default_factory=set)
     refusals: set[fx.Node] = field(default_factory=set)
     node: fx.Node | None = None            # the graph node being lowered
-    count: int = 0
-    moved: dict = field(default_factory=dict)
+    count: int = 0                         # of buffers that were named
+    moved: dict = field(default_factory=dict)            # (id of a tensor, device) -> the tensor, and what it is there
     seen: dict[str, tuple[int, fx.Node]] = field(default_factory=dict)      # the nodes so far, with their places in the graph
     in_rows: set[str] = field(default_factory=set)       # buffers read together with numbers per row
     in_place: set[fx.Node] = field(default_factory=set)  # writes that go to the memory of an input
@@ -324,8 +325,9 @@ def spelled(view: View, stride) -> View:
 # Recomputing costs reads and arithmetic in every reader; keeping costs one write and one read each, and
 # nothing at all where the scheduler fuses the readers with the writer, because then the value stays in a
 # register. With `n` reading loops and `r` buffers read, recomputing moves `n*r` tensors and keeping `r + 1 +
-# n`. So a value is kept when `(n-1)*(r-1) > 2`, or when its arithmetic is long; on a CPU, where `exp` costs
-# as much as ten loads, also when it is expensive at all. A value that is read through four or more windows is
+# n`. So a value is kept when `(n-1)*(r-1) > 2`, or when its arithmetic is long; on a CPU also when it is expensive at
+# all: there `exp`, `log`, `erf` or `tanh` of numbers in the cache takes as long as adding ten more operands to them, and `sin` twice
+# that (4,096 float32 numbers, one core of an EPYC). A value that is read through four or more windows is
 # kept unless it is nearly free. Casts, broadcasts and constants always stay lazy. Where a cast of a narrower
 # value would be kept, the narrower value is: half the bytes, and the rounding of eager.
 

@@ -50,6 +50,11 @@ aten = torch.ops.aten
 # In a chain such as GELU every link has the sinks of the last one. The place to keep a value is where the
 # paths part, so a node whose sinks are all reached through one of its users leaves the decision to that user
 # (`later`), also through a view.
+#
+# Take `y = x.exp(); a = y.sum(0); b = y.sum(1)`. Backwards, both sums emit loops of their own, so they are the sinks of `y`:
+# `reuse[y]` is 2, two loops would compute each exponential. On a CPU that is dear enough to store `y` (`worth_keeping`). In
+# `count_readers`, `ends` asks of each user whether it is a sink, or a place where a value will probably be stored because it is
+# read through four windows or more; other users pass on the sinks that they have themselves.
 
 # %%
 WHOLE = {aten.view.default, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dims}  # show all once
@@ -103,8 +108,8 @@ def count_readers(g: Lowering, graph: fx.Graph) -> None:
 # A lazy value is evaluated where it is read. `table[indices][:1]` then looks at one index, where eager looks at all of them and raises
 # if one is out of range. The same if the table is made of one number: nothing is read, so nothing can be out of range. What may
 # refuse its numbers is therefore a library call, as in eager, unless everything that it is given will be looked at: each of
-# its elements is read, through operators that read all they are given, and a table is in memory. Rows that are taken from a table
-# are all looked at where they are put into memory.
+# its elements is read, through operators that read all they are given (`looks_at_all`), and a table is in memory. Rows that are taken
+# from a table are all looked at where they are put into memory.
 
 # %%
 READ_ALL = {*WHOLE, aten.expand.default, aten.flip.default, aten.cat.default, aten.copy_.default}
@@ -114,11 +119,8 @@ def refusals(graph: fx.Graph) -> tuple[set[fx.Node], set[fx.Node]]:
     """The nodes that may refuse and of which not all would be evaluated: those that are calls, and those that are put into memory."""
     read, called, stored = set(), set(), set()
     for node in reversed(graph.nodes):
-        if any(user.op == "output" or user in read and (
-                user.target not in LOWERINGS and not is_lazy_view(user) or user.target in LOOPS or user.target not in REINDEXING
-                or user.target in READ_ALL or node not in user.all_input_nodes[:1] and user.target in TABLES) for user in node.users):
-            read.add(node)
-        if not node.users and has_effect(node):
+        if any(user.op == "output" or user in read and looks_at_all(user, node) for user in node.users) or \
+                not node.users and has_effect(node):
             read.add(node)
         if may_refuse(node):
             if not node.users or (not has_rows(node) if node.target in TABLES else node not in read):
@@ -126,6 +128,12 @@ def refusals(graph: fx.Graph) -> tuple[set[fx.Node], set[fx.Node]]:
             elif node not in read:
                 stored.add(node)
     return called, stored
+
+
+def looks_at_all(user: fx.Node, node: fx.Node) -> bool:
+    """Whether `user`, of which each element is read, reads each of `node`: what is no lazy view does, and a table of its indices."""
+    return user.target not in REINDEXING or user.target in LOOPS or user.target not in LOWERINGS and not is_lazy_view(user) or \
+        user.target in READ_ALL or user.target in TABLES and node not in user.all_input_nodes[:1]
 
 
 TABLES = {aten.embedding.default, aten.gather.default, aten.index_select.default, aten.index.Tensor}
@@ -245,7 +253,7 @@ def lower_constant(g: Lowering, gm: fx.GraphModule, node: fx.Node):
 # [](ref:minicompile.ch07_loops.updates.in_place_updates). It keeps its operands apart from what it writes.
 #
 # `check_result` compares each result with the fake that the recording has made. Sizes and dtypes must
-# agree. Then the question of the last module is asked: is this value to be put into memory now?
+# agree. Then the question of [](ref:minicompile.ch07_loops.lazy.settle) is asked: is this value to be put into memory now?
 
 # %%
 def lower_node(g: Lowering, node: fx.Node):
