@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Fusion
 #
-# On a modern device, arithmetic is nearly free and memory is not: an H100 does some 300 float32 operations
+# On a modern device, arithmetic is nearly free and memory is not: an H100 (67 TFLOP/s, 3.35 TB/s) does 80 float32 operations
 # in the time it moves one float. A chain of ten pointwise operators run one by one reads and writes
 # everything ten times; as one kernel it reads once and writes once. That is most of what a compiler gains
 # on models whose matrix products are already optimal.
@@ -106,9 +106,9 @@ def try_fuse(f: Fuser, ia: int, ib: int, across: bool = False) -> bool:
 # ## The greedy loop
 #
 # Candidates are found through buffers, never by comparing all loops with all: the writer of a buffer with
-# each of its readers, and neighbouring readers of one buffer that have the same number of elements. Three
-# thousand loops give some ten thousand pairs. A round scores them all, tries them best first, and rounds
-# repeat until nothing fuses, because a fusion can remove the obstacle of another: what stood between two
+# each of its readers, and neighbouring readers of one buffer that have the same number of elements. A training step
+# of a GPT of 12 layers with AdamW is 1,085 loops, which make 2,483 candidates (and 588,070 pairs). A round scores them all, tries
+# them best first, and rounds repeat until nothing fuses, because a fusion can remove the obstacle of another: what stood between two
 # loops may now be inside one of them. Column sums join the rows last: a nest that has them is fixed.
 
 # %% tags=["exercise:fewer-kernels"]

@@ -1,5 +1,9 @@
 # %% [markdown]
 # # What fusion hands to the code generators
+#
+# Fusion ends with a list of steps: library calls, as they were, and kernels. This module is the contract between those who
+# make, print and call a kernel: the `Kernel` itself, which chapters 9 and 10 turn into text; the `KernelSource` that they
+# answer with; and the `LazyKernel` that chapter 11 calls.
 
 # %%
 import struct

@@ -1,19 +1,23 @@
 # %% [markdown]
 # # May two groups be one kernel?
 #
-# Cheap tests come before dear ones, and an answer no is a sentence, which ends up in a `Decision`.
+# `fuse.py` proposes pairs of groups that share memory. Here it is decided whether a pair may be one kernel without any result
+# changing, and whether that kernel would be the better one. The answer is the nest in which both run, or a sentence that says why
+# they stay apart, which ends up in a `Decision`. Cheap tests come before dear ones.
 #
-# First come those that need no look at indices (`refusal`): the same device, the number of loops, of instructions and of
-# arguments. Then what flows between the two. A buffer that is written at computed positions is complete only when the kernel has
-# ended, and one that is read at computed positions needs to be in memory. Then usefulness: two loops that
-# only read something in common must share a good part of their traffic, and must not lie far apart in the
+# `refusal` has those that need no look at indices. The device must be the same, and the numbers of loops, of instructions and of
+# arguments limited. Then come *turns* (chapter 7). What is computed again, so that it need not be kept, has an odd turn, and is not to
+# be joined to what runs before: that would keep it after all. And what only reads something in common is not joined across a
+# backward pass.
+#
+# Then what flows between the two. If the second one also needs what is ready only much later, what the first one reads would have
+# to wait for it in memory (`waits`). A buffer that is written at computed positions is complete only when the kernel has
+# ended, and one that is read at computed positions needs to be in memory.
+#
+# Then usefulness: two loops that only read something in common must share a good part of their traffic, and must not lie far apart in the
 # program, since fusing them keeps everything between them alive for longer. (That is no reason where both touch nothing but
-# inputs that stay, and gradients that both read: an optimizer does all of a parameter's work in places far apart.) Then the cycle test.
-#
-# Only now is a common nest looked for (`common_nest`). Mostly the nests agree already and all accesses are equal (`same`);
-# that is decided by comparing, with no search. The last questions need the alignment: whether the buffers
-# that both read are read at the same elements, whether a store would run across memory, whether a reduction
-# with few results would slow down the loop (`_starved`, on GPUs), and the hazards.
+# inputs that stay, and gradients that both read: an optimizer does all of a parameter's work in places far apart.) The last test is
+# whether something else would have to run in the middle of the kernel (`makes_cycle`).
 
 # %%
 from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, present, symbols
@@ -22,20 +26,7 @@ from .dependencies import nbytes
 from .groups import Fuser, Group, makes_cycle
 from .iteration import Alignment, apply, strides_in
 
-
-def _starved(a: Group, b: Group) -> str | None:
-    """A reduction with few outputs runs on few processors of a GPU. A pointwise loop over all its elements is
-    better off alone."""
-    if a.reduces == b.reduces:
-        return None
-    base, other = (a, b) if a.reduces else (b, a)
-    rows, row = (present(numel(dims)) for dims in base.space)
-    columns = any(coefficient(e, v) == 1 for v in base.space.vars[-1:] for es in base.reads.values()
-                  for e in es if not symbols(e).isdisjoint(base.space.rvars))
-    wide = present(numel(other.space.vars)) > rows
-    if row > 2048 and rows < (2048 if columns else 128) and wide:
-        return f"a reduction to {rows} values would slow down a loop over {rows * row} elements"
-    return None
+NEAR = 16             # positions in the program
 
 
 def waits(f: Fuser, a: Group, b: Group) -> bool:
@@ -46,9 +37,6 @@ def waits(f: Fuser, a: Group, b: Group) -> bool:
         return False
     kept = sum(nbytes(f.buffers[n]) for n in a.reads if n in f.writer and max(f.readers[n]) < ready)
     return kept > sum(nbytes(f.buffers[n]) for n in a.writes)
-
-
-NEAR = 16             # positions in the program
 
 
 def _traffic(f: Fuser, g: Group) -> int:
@@ -87,6 +75,30 @@ def refusal(f: Fuser, ia: int, ib: int, flows, common, points: int) -> str | Non
     if not flows and common and 5 * points < min(_traffic(f, a), _traffic(f, b)):
         return "too little in common"
     return "something between them needs one and feeds the other" if makes_cycle(f, ia, ib) else None
+
+
+# %% [markdown]
+# ## A nest for both
+#
+# Only now is a common nest looked for. Mostly the nests agree already and all accesses are equal (`same`);
+# that is decided by comparing, with no search. Otherwise `alignment.py` searches. The last questions need the alignment: whether
+# the buffers that both read are read at the same elements, whether a store would run across memory, whether a reduction
+# with few results would slow down the loop (`_starved`, on GPUs), and the hazards.
+
+# %%
+def _starved(a: Group, b: Group) -> str | None:
+    """A reduction with few outputs runs on few processors of a GPU. A pointwise loop over all its elements is
+    better off alone."""
+    if a.reduces == b.reduces:
+        return None
+    base, other = (a, b) if a.reduces else (b, a)
+    rows, row = (present(numel(dims)) for dims in base.space)
+    columns = any(coefficient(e, v) == 1 for v in base.space.vars[-1:] for es in base.reads.values()
+                  for e in es if not symbols(e).isdisjoint(base.space.rvars))
+    wide = present(numel(other.space.vars)) > rows
+    if row > 2048 and rows < (2048 if columns else 128) and wide:
+        return f"a reduction to {rows} values would slow down a loop over {rows * row} elements"
+    return None
 
 
 def common_nest(f: Fuser, a: Group, b: Group, flows, common, across: bool) -> tuple[Alignment, tuple[Symbol, ...]] | str:

@@ -1,0 +1,31 @@
+# %% [markdown]
+# # Chapter 9: Triton
+#
+# A GPU runs thousands of threads, and a kernel has to say which of them does what. Triton is a language, inside of Python, in
+# which one writes what a *program* does to *tiles*, blocks of numbers, and leaves it to a compiler to spread a tile over threads
+# and to keep it in registers. So a kernel of chapter 8 becomes a text of tiles. How many elements a program takes, in which
+# shape, and where the end of a tensor has to be hidden by a mask, is for this chapter to decide.
+#
+# The kernel of chapter 8's example, `x - x.mean(1, keepdim=True)` of 64 by 256 numbers:
+#
+#     @triton.jit
+#     def fused_sum_dim_int_list_div_sub_0(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
+#         xpid = tl.program_id(0)
+#         xindex = xpid * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+#         rindex = tl.arange(0, RBLOCK)[None, :]
+#         tmp0 = tl.load(in0 + (256*xindex + rindex))
+#         red1 = tl.sum(tmp0, 1)[:, None].to(tl.float32)
+#         tmp3 = tl.div_rn(red1, 256.0)
+#         tmp4 = tmp0 - tmp3
+#         tl.store(out0 + (256*xindex + rindex), tmp4)
+#
+# With `XBLOCK` 1 and `RBLOCK` 256 there are 64 programs, a row each. A row is one tile: it is loaded once, stays in registers
+# while its sum is found, and is written once. Both blocks divide their lengths, so there is no mask.
+#
+# In reading order:
+#
+# 1. `ops`: a scalar operation as text (the table is in `rules`);
+# 2. `tiling`: which variables share an axis of a tile, and index expressions as text; `reductions`: folding an axis;
+# 3. `heuristics`: how large tiles are;
+# 4. `passes`: what is done to a kernel's graph of values first; `emit`: the text of a whole kernel;
+# 5. `launch` and `worker`: compiling in other processes, loading, launching; `interpreted`: kernels without a GPU.

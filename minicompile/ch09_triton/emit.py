@@ -9,11 +9,11 @@
 #    walked along several times.
 # 3. *Print*: one line per value, with the user's source line behind it as a comment.
 #
-# For `torch.relu(x) + 1` over 1,000 elements that is (without the comments)
+# For `torch.relu(x) + 1` over 1,000 elements that is (without the comments, and with an `XBLOCK` of 128)
 #
 # ```python
 # xpid = tl.program_id(0)
-# xindex = xpid * 128 + tl.arange(0, 128)
+# xindex = xpid * XBLOCK + tl.arange(0, XBLOCK)
 # xmask = xindex < 1000
 # tmp0 = tl.load(in0 + (xindex), xmask)
 # tmp2 = tl.maximum(tmp0, 0.0, propagate_nan=tl.PropagateNan.ALL)

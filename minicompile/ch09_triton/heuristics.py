@@ -133,7 +133,7 @@ def down_columns(xnumel: int, rnumel: int, passes: int, sums: int) -> Config:
 
 
 def walking(rows: int, row: int) -> Config:
-    """`rows_config` rows in one program, a tile of whole rows at a time. One warp per program: sums along a row need
+    """`rows` rows in one program, a tile of whole rows at a time. One warp per program: sums along a row need
     no shared memory, and many independent programs hide the latency that the loop cannot (47 us where
     four warps take 64)."""
     row = power_of_2(row)

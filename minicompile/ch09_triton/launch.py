@@ -4,7 +4,8 @@
 # Between a kernel's text and its first launch stands Triton's compiler, and between the host program and
 # each launch stands Python. Both would cost more than the kernels do.
 #
-# Compiling: a GPT step has some fifty different kernels at 100 to 200 ms each. Results are cached on disk
+# Compiling: the training step of a GPT of six layers (nanoGPT's, with dropout, in bfloat16) has 42 different kernels, and Triton takes
+# 30 to 210 ms of a processor for each. Results are cached on disk
 # under a hash of the text, the options, the target and Triton's version; what is missing goes to a pool of
 # processes (`worker.py`) that starts in the background when compilation begins. This process does not even
 # import Triton.

@@ -1,0 +1,52 @@
+# %% [markdown]
+# # Chapter 10: C++
+#
+# On a CPU a kernel is a nest of loops in C++, and g++ makes machine code of it. It can do much, but it can use the vector
+# instructions of a processor only in an innermost loop of a certain form, without branches and calls, whose iterations do not
+# depend on each other. To write such loops, and to share the outer ones among threads, is what this chapter does.
+#
+# The kernel of chapter 8's example, `x - x.mean(1, keepdim=True)` of 64 by 256 numbers (with the user's lines left out, which
+# stand there as comments):
+#
+#     extern "C" void fused_sum_dim_int_list_div_sub_0(void** pointers, const int64_t* sizes, mc_problem* problem) {
+#       const float* in0 = (const float*)pointers[0];
+#       float* out0 = (float*)pointers[1];
+#       for (int64_t i0 = 0; i0 < 64; i0 += 1) {
+#         double acc_2 = 0.0f;
+#         {
+#           const int64_t chunk = 0;
+#           const int64_t count = 256;
+#           float part_2 = 0.0f;
+#           #pragma omp simd reduction(+:part_2)
+#           for (int64_t lane = 0; lane < count; lane += 1) {
+#             const int64_t r0 = chunk + lane;
+#             const float v1 = in0[256*i0 + r0];
+#             part_2 += (float)v1;
+#           }
+#           acc_2 += part_2;
+#         }
+#         const float v3 = (float)acc_2;
+#         const float v5 = v3 / 256.0f;
+#         {
+#           const int64_t chunk = 0;
+#           const int64_t count = 256;
+#           #pragma omp simd
+#           for (int64_t lane = 0; lane < count; lane += 1) {
+#             const int64_t r0 = chunk + lane;
+#             const float v4 = in0[256*i0 + r0];
+#             const float v6 = v4 - v5;
+#             out0[256*i0 + r0] = v6;
+#           }
+#         }
+#       }
+#     }
+#
+# The row is walked twice, since a mean needs all of it. The division stands between the walks: it does not vary along the
+# row. (The sums of longer rows are cut into chunks, and larger nests get threads.)
+#
+# In reading order:
+#
+# 1. `ops`: a scalar operation as text, with PyTorch's meaning;
+# 2. `nests`: scopes, loops, and where a value is computed;
+# 3. `emit`: pointwise kernels and the function around a nest; `reductions`: rows and columns;
+# 4. `build`: from texts to functions that Python can call. `prelude.h`, `reductions.h` and `launch.h` go with every text.

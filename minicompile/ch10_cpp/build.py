@@ -2,9 +2,9 @@
 # # Compiling and loading kernels
 #
 # The source of a kernel needs companions: `prelude.h` and `reductions.h`, the mathematics, before it, and
-# `launch.h`, the way in from Python, after it. No torch header and no standard header is among them, which
-# is why a file compiles in tenths of a second: a file that includes `torch/extension.h` takes half a
-# minute.
+# `launch.h`, the way in from Python, after it. No torch header and no standard header is among them. So g++ 12 takes 0.07 s of a
+# processor for a file with one small kernel, and 0.2 to 0.3 s for one with five kernels of a GPT; a file that includes
+# `torch/extension.h` takes it 40 s.
 #
 # Three things keep the total low. Equal kernels (the same text up to names and comments: every layer of a
 # transformer) are one function. The kernels of a program are dealt into a few files that compile in parallel,
@@ -188,7 +188,7 @@ def _load_file(group: list[tuple[str, str, KernelSource]]) -> dict[str, Callable
 # lowest cost per call asks it to `resolve()` to the C function itself. Then what is left is to ask each tensor for its
 # address.
 #
-# Compiling takes a tenth of a second per file, so files are compiled by threads, one for each core (the compiler
+# Files are compiled by threads, one for each core (the compiler
 # is a process of its own, so Python's lock does not matter). `_loaded` remembers for every kernel the file that it
 # is in, as long as anybody uses it: a kernel that another program has already is not compiled again.
 
