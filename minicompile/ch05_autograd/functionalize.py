@@ -132,6 +132,26 @@ def visit_as_strided(f: Functionalizer, node: fx.Node, alias: Alias, parent: fx.
         raise Unsupported("as_strided beyond the elements of a tensor that was written")
 
 
+@VISITORS.of(aten.as_strided_copy.default, aten.as_strided_scatter.default)
+def visit_place(f: Functionalizer, node: fx.Node):
+    """They count from where the memory of their operand begins; what was written to it may lie in memory of another length."""
+    names = [argument.name for argument in node.target._schema.arguments]
+    bound = dict(zip(names, node.args)) | node.kwargs
+    before, place = bound["self"].meta["val"], bound.get("storage_offset")
+    bound["self"] = read(f, f.env[bound["self"]])
+    after = bound["self"].meta["val"]
+    if before is not after:
+        view = FakeTensor.run(aten.as_strided.default, (before, bound["size"], bound["stride"], place), {})
+        if any(isinstance(n, fx.Node) for n in (*bound["size"], *bound["stride"], place)) \
+                or not inside(view, before) or not same_layout(before, after):
+            raise Unsupported(f"{node.target} beyond the elements of a tensor that was written")
+        if place is not None:
+            bound["storage_offset"] = place - before.storage_offset() + after.storage_offset()
+    if "src" in bound:
+        bound["src"] = read(f, f.env[bound["src"]])
+    f.env[node] = fresh_alias(node.meta["val"], append_call(f, node.target, tuple(map(bound.get, names))))
+
+
 def lie_as_before(f: Functionalizer, node: fx.Node) -> bool:
     """Has no argument changed its layout? Then the old fake serves again."""
     for a in node.all_input_nodes:

@@ -266,6 +266,23 @@ def test_a_written_column_seen_as_another_dtype():
     agree(fn, torch.randn(7, 1, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("place", [6, 8, 1, None])
+def test_operators_that_name_a_place_in_memory_find_what_was_written(place):
+    """`middle` begins at the seventh element of its memory, and what is written to it at the first of its own."""
+    def f(x):
+        middle = torch.zeros(3, 3, 2)[1]
+        middle.add_(x)
+        copied = torch.as_strided_copy(middle, (2,), (2,), place)
+        if place == 1:
+            return copied
+        return copied, torch.as_strided_scatter(middle, torch.ones(2, 1), (2, 1), (2, 1), storage_offset=place) * 2
+
+    x = torch.randn(3, 2)
+    for backend in ("aot_eager", "loops", "cpp"):
+        for got, want in zip(minicompile.compile(f, backend=backend)(x), f(x)):
+            assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("seen", [torch.view_as_complex, lambda x: x.view(torch.float64), lambda x: x.view(torch.int64)])
 def test_a_written_vector_seen_as_larger_elements_from_an_odd_place(seen):
     """It lies at an odd place of its memory, so that what is seen begins at an even one; its new contents begin at 0."""
