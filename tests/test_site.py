@@ -393,6 +393,13 @@ def test_code_pages_hang_below_their_chapter_and_lead_to_the_next(modules):
     assert around[first] == ("index", second) and around[code[0]] == (first, code[1]) and around[code[-1]][1] == second
 
 
+def test_code_pages_come_in_the_order_in_which_the_opening_of_the_chapter_names_them(modules):
+    order = names.reading_order([m for m in modules.values() if m.chapter == "ch07_loops"])
+    pages = [m.page.rpartition("/")[2] for m in order if not m.is_coverage]
+    assert pages[:4] == ["init", "ir", "builder", "lazy"] and pages[-3:] == ["lower", "reference", "verify"]
+    assert [m.is_coverage for m in order] == sorted(m.is_coverage for m in order)
+
+
 def shown(source):
     return chapter_pages.shown_code(cells.Cell("code", textwrap.dedent(source).strip(), 1))
 

@@ -8,5 +8,5 @@
 # Read `ir` for the language, `builder` for how a body is written, and `lazy` for the one idea behind the
 # rest: a tensor is a function from an index to an element until somebody needs it in memory. `pointwise`, `reductions`
 # and `views` have what the lowerings of a family share, `updates` what is written in place, `externs` what stays a library
-# call. The lowerings of single operators are in `rules`, by subject. `lower` walks the graph, `reference` executes loops,
-# `verify` checks and prints them.
+# call. `table` has the lowerings of single operators, which are in `rules`, by subject. `lower` walks the graph, `reference` executes
+# loops, `verify` checks and prints them.

@@ -2,7 +2,7 @@
 # # Chapter 8: fusion
 #
 # Chapter 7 leaves loops, each of which reads its operands from memory and writes its result there. This chapter decides which
-# of them become one kernel, in which order kernels and library calls run, and which memory each result gets. `fuse` does it;
+# of them become one kernel, in which order kernels and library calls run, and which memory each result gets. `fuse(program)` does it;
 # the `Schedule` that it returns is what chapters 9 and 10 print and chapter 11 runs.
 #
 # For example, `x - x.mean(1, keepdim=True)` of 64 by 256 numbers is two loops:

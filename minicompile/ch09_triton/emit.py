@@ -284,6 +284,9 @@ def print_value(p: Printer, value: Value):
 
 
 # %% [markdown]
+# A random number is computed from its position (`philox`). One call of the generator gives four numbers, and eager gives them to four
+# neighbours. Where a tile has these side by side (`neighbours_of_four`), one call for four elements is enough.
+#
 # A reduction is described by texts, and `reductions.py` writes its statements. `print_step` is the table of
 # contents of the printer: every step of a kernel is a load, a store, a reduction or a value.
 

@@ -186,7 +186,7 @@ def find(modules: dict[str, Module], dotted: str) -> tuple[Module, Definition | 
 
 
 def reading_order(modules: list[Module]) -> list[Module]:
-    """Modules of one chapter, those first that the others import; coverage last."""
+    """Modules of one chapter: the opening, what it names, in that order, then the others, those first that others import; coverage last."""
     names = {m.name: m for m in modules}
     graph = {}
     for m in sorted(modules, key=lambda m: m.name):
@@ -198,7 +198,13 @@ def reading_order(modules: list[Module]) -> list[Module]:
         order = [names[n] for n in graphlib.TopologicalSorter(graph).static_order()]
     except graphlib.CycleError:
         order = sorted(modules, key=lambda m: m.name)
-    return sorted(order, key=lambda m: m.is_coverage)
+    opening = next((m.source for m in modules if m.path.endswith("/__init__.py") and not m.is_coverage), "")
+    named = ["__init__", *re.findall(r"`(\w+)(?:\.py)?`", opening)]
+
+    def place(m: Module) -> int:
+        stem = pathlib.PurePosixPath(m.path).stem
+        return named.index(stem) if stem in named else len(named)
+    return sorted(order, key=lambda m: (m.is_coverage, place(m)))
 
 
 def chapter_names(modules: dict[str, Module]) -> list[str]:
