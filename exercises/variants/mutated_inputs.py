@@ -1,4 +1,4 @@
-from minicompile.ch08_fusion.dependencies import root_of
+from minicompile.ch07_loops.ir import root_of
 
 
 def _written(schedule):

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ..ch01_graphs.symbolic import Int, mul, present
-from ..ch07_loops.ir import Buffer, Extern, Loop, Program, View, root_of, written_by
+from ..ch07_loops.ir import Buffer, Extern, Loop, Program, View, written_by
 
 # %% [markdown]
 # ## Sizes in bytes
@@ -100,13 +100,7 @@ def remove_dead(program: Program) -> list[Loop | Extern]:
     someone else owns (an input). Stores to unused outputs of a live loop are left for the kernel to drop."""
     owned = set(program.inputs) | set(program.constants)
     needed = {v.buffer for v in program.outputs if isinstance(v, View)}
-    aliases: dict[str, list[str]] = {}
-    for b in program.buffers.values():
-        if b.alias_of is not None:
-            aliases.setdefault(root_of(program.buffers, b.name), []).append(b.name)
-    for root, names in aliases.items():
-        if root in owned:
-            needed.update(names)
+    needed |= {name for name, root in program.roots.items() if root in owned and name != root}
     live = []
     for node in reversed(program.nodes):
         writes = written_by(node)

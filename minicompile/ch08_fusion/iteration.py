@@ -230,16 +230,16 @@ def merge_dims(dims: tuple[Symbol, ...], indices: list[Int], letter: str):
     for k, group in enumerate(groups):
         new.append(Symbol(f"{letter}{k}", product(d.size for d in group)))
         mapping[group[-1]] = new[-1].expr
-        back[new[-1]] = _spell([(_Old(d), d.size) for d in reversed(group)])
+        back[new[-1]] = _spell([(_old(d), d.size) for d in reversed(group)])
     # For linear indices pairwise agreement is enough for a chain of three; others are checked whole.
     for e in indices:
         if any(coefficient(e, d) is None for d in dims):
             there = substitute(e, mapping)
-            if substitute(there, back) != substitute(e, {d: _Old(d).expr for d in dims}):
+            if substitute(there, back) != substitute(e, {d: _old(d).expr for d in dims}):
                 kept = tuple(Symbol(f"{letter}{k}", d.size) for k, d in enumerate(dims) if d.size != 1)
                 return kept, dict(zip((d for d in dims if d.size != 1), (k.expr for k in kept)))
     return tuple(new), mapping
 
 
-def _Old(d: Symbol) -> Symbol:
+def _old(d: Symbol) -> Symbol:
     return Symbol("_old_" + d.name, d.size)

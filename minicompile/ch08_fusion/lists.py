@@ -28,7 +28,7 @@ from itertools import accumulate
 from typing import Any, Iterable
 
 from ..ch01_graphs.symbolic import Expr, Int, Symbol, add, bounds, coefficient, mul, substitute, symbols
-from ..ch07_loops.ir import Buffer, Extern, Layout, Program, root_of, with_places
+from ..ch07_loops.ir import Extern, Layout, Program, with_places
 from .canonical import canonical, canonical_names, code_key
 from .dependencies import dependency_edges, nbytes
 from .kernel import Kernel, KernelList, Piece
@@ -150,13 +150,13 @@ def body_for(shapes: list[Shape]) -> tuple[Kernel, list[int]]:
     return body, vary
 
 
-def make_list(groups: list[list[Shape]], buffers: dict[str, Buffer], number: int) -> KernelList:
+def make_list(groups: list[list[Shape]], program: Program, number: int) -> KernelList:
     """One kernel for all pieces; each group has a body."""
     kernels = [s.kernel for group in groups for s in group]
     inputs, outputs, notes, origins, known = (
         tuple(dict.fromkeys(n for k in kernels for n in getattr(k, field)))
         for field in ("inputs", "outputs", "notes", "origins", "symbols"))
-    roots = {n: root_of(buffers, n) for n in (*inputs, *outputs)}
+    roots = {n: program.roots[n] for n in (*inputs, *outputs)}
     memory = {root: i for i, root in enumerate(dict.fromkeys(roots.values()))}
     bodies, pieces = [], []
     for b, group in enumerate(groups):
@@ -337,5 +337,5 @@ def make_lists(program: Program, steps: dict[int, Kernel | Extern], order: list[
         lists[together[0]] = [group for i in together for group in lists.pop(i)]
     result = {i: step for i, step in steps.items() if i in before}
     for i, groups in lists.items():
-        result[i] = make_list([[shapes[k] for k in group] for group in groups], program.buffers, i)
+        result[i] = make_list([[shapes[k] for k in group] for group in groups], program, i)
     return (result, before) if lists else None

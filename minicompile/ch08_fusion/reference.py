@@ -13,7 +13,7 @@ from ..ch01_graphs.symbolic import evaluate
 from ..ch07_loops.ir import View, written_by
 from ..ch07_loops.reference import run_loop
 from ..ch07_loops.verify import print_loop, verify_loop
-from .dependencies import root_of, storage_size
+from .dependencies import storage_size
 from .fuse import Schedule
 from .kernel import Kernel, KernelList, KernelSource, float_of_bits, pieces_of
 
@@ -95,12 +95,11 @@ def verify_schedule(schedule: Schedule) -> None:
     for step, plan in zip(schedule.steps, schedule.plan.steps, strict=True):
         for kernel in pieces_of(step) if isinstance(step, Kernel) else ():
             verify_kernel(kernel)
-        roots = {name: root_of(program.buffers, name) for name in (*step.inputs, *written_by(step))}
         for name in step.inputs:
             assert name in written, f"{step.name} reads {name} before it is written"
-            assert roots[name] not in dropped, f"{step.name} reads {name} after it was dropped"
+            assert program.roots[name] not in dropped, f"{step.name} reads {name} after it was dropped"
         written.update(written_by(step))
         dropped.update(plan.free)
     for output in program.outputs:
         if isinstance(output, View):
-            assert output.buffer in written and root_of(program.buffers, output.buffer) not in dropped
+            assert output.buffer in written and program.roots[output.buffer] not in dropped

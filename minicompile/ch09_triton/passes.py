@@ -8,8 +8,7 @@
 import torch
 
 from ..ch07_loops.builder import COMPARISONS
-from ..ch07_loops.ir import Value, in_order
-from ..ch08_fusion.dependencies import root_of
+from ..ch07_loops.ir import Value, in_order, root_of
 from ..ch08_fusion.values import LinkedKernel, elements, relink
 
 # %% [markdown]

@@ -45,9 +45,8 @@ from ..ch01_graphs.layouts import copy_with_layout
 from ..ch01_graphs.symbolic import Expr, Int, to_text
 from ..ch02_guards.codegen import define
 from ..ch02_guards.memory import raise_versions
-from ..ch07_loops.ir import Extern, Layout, Program, View
+from ..ch07_loops.ir import Extern, Layout, Program, View, root_of
 from ..ch08_fusion.canonical import canonical, canonical_key, canonical_names
-from ..ch08_fusion.dependencies import root_of
 from ..ch08_fusion.fuse import Schedule
 from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource, bits_of_float
 from ..ch08_fusion.memory import OUT_FORMS
