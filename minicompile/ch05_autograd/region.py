@@ -168,7 +168,7 @@ def saved_tensors(ctx, reads: set[int], alive: bool) -> list[torch.Tensor]:
                 if any(ctx.left[i]._version != ctx.versions[i] for i in reads):
                     raise RuntimeError(MODIFIED) from None
                 return [ctx.left.get(i) for i in range(len(ctx.versions))]
-            if ctx.versions is None or ctx.left is not None:
+            if ctx.versions is None or ctx.left is not None or ctx.hooked:
                 raise
             for saved in ctx._raw_saved_tensors:
                 saved.register_hooks(_as_it_is, _as_it_is)      # from now on the engine does not check
@@ -316,7 +316,7 @@ def run_backward(region: Region, ctx, *tangents):
     many = not all(map(has_memory, present))
     if many and type(found) is list:
         with drawing_again(ctx.states):
-            return region.spread((*region.again.in_eager(absent)(*map(separate, found), *present), None))
+            return region.spread((*region.again.in_eager(absent, many)(*map(separate, found), *present), None))
     copied = getattr(compiled, "overwritten", ())
     if not (ctx.hooked or retained):
         copied = (region.shared | kept).intersection(copied)
@@ -352,8 +352,10 @@ def with_history(region: Region, ctx, absent: frozenset, found: list | str, grad
     if isinstance(found, str):
         derive, causes = functools.partial(refuse, found), present + leading
     else:
-        template = [torch.Tensor if isinstance(x, torch.Tensor) else x for x in found]
-        derive, causes = functools.partial(derive_again, region.again, absent, template, ctx.states), found + present
+        template = [torch.Tensor if isinstance(x, torch.Tensor) and (x.requires_grad or i in region.again.needed) else x
+                    for i, x in enumerate(found)]
+        derive = functools.partial(derive_again, region.again, absent, template, ctx.states)
+        causes = [x for x, form in zip(found, template) if form is torch.Tensor] + present
     causes = [t for t in causes if isinstance(t, torch.Tensor)]
     if not any(t.requires_grad for t in causes):
         return gradients

@@ -43,7 +43,7 @@ from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.fake import fake_like, has_memory, is_lazy, version_of
 from ..ch01_graphs.generators import generator_of, set_states, states_of
-from ..ch01_graphs.graph import closure, graph_module, interpret, raise_kept_errors
+from ..ch01_graphs.graph import call_node, closure, graph_module, interpret, raise_kept_errors
 from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout, is_dense
 from ..ch01_graphs.trace import backward_pass
 from ..ch03_capture import hook
@@ -61,25 +61,21 @@ aten = torch.ops.aten
 # the result is what they are views of, their `_base`, and for what is written to an input it is that input at the end (`joint.places`).
 # An input that the program writes is copied first, for it is not to be written again.
 #
-# `overwritten` follows the gradients back through the graph, to all that they are computed from: of those inputs, if the region
-# writes them, a call has to keep the old values. The running statistics of a batch norm in training are not among them, also where it is
-# still one operator (`read_by`), so such an input may be another one by now.
+# `needed_inputs` follows the gradients back through the graph, to all that they are computed from. The running statistics of a batch
+# norm in training are not among them, also where it is still one operator (`read_by`), so such an input may hold anything by now.
 
 # %%
 def engine(outputs, inputs, tangents):
-    """One call of the autograd engine, whose results it can differentiate again. An input that comes detached has no gradient."""
+    """One call of the autograd engine, whose results it can differentiate again."""
     with backward_pass(), backward_state(), torch.enable_grad():
-        wanted = [x for x in inputs if x.requires_grad]
-        found = iter(torch.autograd.grad(outputs, wanted, tangents, create_graph=True, allow_unused=True))
-    return [next(found) if x.requires_grad else None for x in inputs]
+        return torch.autograd.grad(outputs, inputs, tangents, create_graph=True, allow_unused=True)
 
 
-def overwritten(joint: Joint) -> set[int]:
-    """The inputs that a region writes although its gradients depend on what they held before."""
+def needed_inputs(joint: Joint) -> set[int]:
+    """The inputs that the gradients of a region depend on."""
     gradients = joint.gm.graph.output_node().args[0][-len(joint.gradients):]
     needed = closure([g for g in gradients if g is not None], read_by)
-    inputs = joint.gm.graph.find_nodes(op="placeholder")
-    return {i for i, node in enumerate(inputs) if node.name in joint.mutated and node in needed}
+    return {i for i, node in enumerate(joint.gm.graph.find_nodes(op="placeholder")) if node in needed}
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:
@@ -172,6 +168,14 @@ def gradient_program(gm: fx.GraphModule, joint: Joint, absent: frozenset) -> fx.
 MOST, RARE, FARTHEST = 8, 4, 256
 
 
+@functools.cache
+def transforms() -> torch._C.DispatchKeySet:
+    """What of PyTorch sees each operator under `vmap`, and refuses those that draw random numbers."""
+    names = "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "FuncTorchVmapMode", "VmapMode"
+    return functools.reduce(operator.or_, [torch._C.DispatchKeySet(torch._C._parse_dispatch_key(name)) for name in names])
+
+
+
 class Again:
     """The gradients of a region, as a function that can be differentiated: `again(absent, inputs, tangents)`. stage: `compile_training`.
     parameters: inputs that are leaves and have gradients, so that the engine has a node for them; apart: those that have none, which
@@ -181,8 +185,9 @@ class Again:
         self.fakes, self.arguments = fakes, (getattr(compile_aten, "__wrapped__", compile_aten), prepare)
         self.program = functools.cache(functools.partial(gradient_program, gm, joint))          # for each set of absent tangents
         self.parameters, self.apart, self.last = parameters, apart, last
-        self.rewritten = {i for i, node in enumerate(gm.graph.find_nodes(op="placeholder")) if node.name in joint.mutated}
-        self.overwritten, self.changing = overwritten(joint), set()
+        self.needed, names = needed_inputs(joint), [node.name for node in gm.graph.find_nodes(op="placeholder")]
+        self.overwritten = {i for i in self.needed if i < len(names) and names[i] in joint.mutated}
+        self.exposed = {i for i, name in enumerate(names) if name in joint.exposed}
         self.generators = generators_of(joint)
         self.stage, self.known, self.lock, self.context = stage, {}, threading.Lock(), contextvars.copy_context()
         self.autocast = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
@@ -229,10 +234,19 @@ class Again:
         except Unsupported:
             return self.in_eager(absent)
 
-    def in_eager(self, absent) -> Callable:
-        def run(*inputs):
+    def in_eager(self, absent, many: bool = False) -> Callable:
+        """many: under `vmap`, where each tangent stands for many, and the region is computed once, as before."""
+        program = self.program(absent)
+
+        def on_node(node, args, kwargs):
+            with contextlib.nullcontext() if node.target is engine else torch._C._ExcludeDispatchKeyGuard(transforms()):
+                return call_node(program, node, args, kwargs)
+        asks = [isinstance(f, torch.Tensor) and f.requires_grad for f in self.fakes]
+
+        def run(*inputs):       # what comes detached required a gradient when the program was made
+            given = [x.detach().requires_grad_() if asked and not x.requires_grad else x for x, asked in zip(inputs, asks)]
             with self.as_recorded():
-                return interpret(self.program(absent), inputs)
+                return interpret(program, [*given, *inputs[len(given):]], on_node if many else None)
         return run
 
 
@@ -247,8 +261,8 @@ def resolved(t: torch.Tensor) -> torch.Tensor:
 # An input of at most a megabyte is kept, and so is every input of the programs above, which `derive_again` makes for one
 # call. A parameter that is a leaf has a node of the engine, `AccumulateGrad`, which knows its `variable`; one with no gradient
 # comes detached, and is kept, since its memory is the model's. Large ones are weak. But most programs that take second derivatives do
-# so from their first step on. So the first calls of a region keep large inputs, too, and copy the small ones, in case that the program
-# writes to them later. Where second derivatives have been taken, large inputs are always kept, and copies made of those that were written.
+# so from their first step on. So the first calls of a region keep large inputs, too, and copy those small ones which eager does not save,
+# so that the program may write to them later. Where second derivatives have been taken, this goes on.
 # What the region itself overwrites, and needs, is copied in all these cases.
 #
 # `Inputs` knows, for a region, where its backward finds each input: among the saved values, at a node of the engine, or in
@@ -285,7 +299,7 @@ class Inputs:
         likely = again.expected or again.calls <= FIRST
         if not (small or likely or again.last):
             return (kept_tensor(None), 0) if i in again.overwritten else (weakref.ref(x), version_of(x))
-        if i in again.overwritten or small and likely and not (again.last or i in again.apart):
+        if i in again.overwritten or small and likely and i in again.exposed and not again.last:
             x = copied(x)
         return kept_tensor(x), version_of(x)
 
@@ -299,11 +313,18 @@ class Inputs:
             if x is None:
                 lost = i in self.again.overwritten
                 return "it overwrites a large input that its gradients depend on" if lost else "one of its inputs is not alive any more"
-            if i not in self.again.rewritten and version_of(x) != version:
+            if i in self.again.needed and version_of(x) != version:
                 return "one of its inputs was modified in place since"
             found[i] = x
-        return [x.clone() if isinstance(x := found[i], torch.Tensor) and x.is_inference() else x     # which cannot be saved
-                for i in range(self.count)]
+        return [self.as_it_stays(i, found[i]) for i in range(self.count)]
+
+    def as_it_stays(self, i: int, x):
+        """Input `i` as `Derivative` saves it. What the program may go on to write is copied: eager's formulas save less."""
+        if not isinstance(x, torch.Tensor):
+            return x
+        again = self.again
+        small = x.nbytes <= LARGE and not (again.last or i in again.parameters or i in again.apart)
+        return copied(x) if small or x.is_inference() else x
 
 
 # %% [markdown]
