@@ -207,6 +207,8 @@ def is_bound(function) -> bool:
 def build(tx, real, kind, source) -> AbstractValue:
     if kind in weakref.ProxyTypes:
         unsupported(tx, "a weak proxy, which speaks for an object that may be dead")
+    if issubclass(kind, super):
+        unsupported(tx, "a super object, whose attributes are not those of its class")
     if isinstance(real, torch.Tensor):
         return wrap_tensor(tx, real, source)
     if kind in (types.BuiltinFunctionType, types.MethodWrapperType) and is_bound(real):

@@ -496,6 +496,27 @@ class Vec:
         return 8
 
 
+class Boxes(torch.Tensor):
+    @property
+    def shape(self):
+        with torch._C.DisableTorchFunctionSubclass():
+            return super().shape
+
+
+@program(breaks=True)
+def super_of_a_tensor_in_a_block(x):
+    boxes = x.as_subclass(Boxes)
+    return x * boxes.shape[0]
+
+
+@program(breaks=True, args=lambda: (super(Both, Both(2)),))
+def super_object_from_outside(x, parent):
+    try:
+        return x + 1, parent.tag, parent.f(x)
+    except AttributeError:
+        return x - 1
+
+
 @program
 def arithmetic_dunders(x):
     a, b = Vec(1, 2), Vec(3, 4)
