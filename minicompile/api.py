@@ -288,6 +288,7 @@ def reset() -> None:
     from . import frames
     from .driver import counters
     frames.hook.forget_all()
+    frames.alike.clear()
     contexts.clear()
     logs._warned.clear()
     counters.clear()

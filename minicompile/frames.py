@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from dataclasses import replace
 
 import torch
@@ -277,6 +278,8 @@ def new_entry(state: FrameState, function, args):
                 reach_limit(state, args)
                 return None
             logs.tell("recompile", state=state, version=state.cache.created + 1, why=why)
+        elif not fullgraph and is_one_of_many(state.code):
+            return skip_frame(state)
         began = time.monotonic()
         entry = compile_frame(state, function, args)
         entry.seconds = time.monotonic() - began
@@ -371,6 +374,29 @@ def finite(value):
     return value if type(value) is bool else type(value)
 
 
+# %% [markdown]
+# Code may be made anew as well. A program that calls `exec` for each batch has another code object each time, and nothing that is
+# compiled for one serves the next. So of code objects that are alike as many are compiled as a class may have versions.
+
+# %%
+alike: Counter = Counter()                       # (file, numbers that tell code apart) -> how many code objects were compiled
+
+
+def is_one_of_many(code) -> bool:
+    """Whether enough code objects like this one have been compiled; if not, it counts."""
+    kind, known = (code.co_filename, hash(code), hash(code.co_code)), hook.record(code)
+    if is_one_of_many in known:
+        return False
+    if alike[kind] >= 8 * config.recompile_limit:
+        logs.warn_once(("alike", kind), f"minicompile: {name_of_code(code)} was made anew {alike[kind]} times, and compiled each time; "
+                       "from now on it runs eagerly. Make the function once, and give it as arguments what differs.")
+        return True
+    known[is_one_of_many] = False
+    alike[kind] += 1
+    return False
+
+
+# %%
 def skip_frame(state: FrameState, why: Unsupported | None = None) -> None:
     """Evaluate this code as it is, unless an entry fits. Calls inside it may still be compiled. A call that
     ends in the program's own exception, or that is nested too deeply, says little about the next one."""

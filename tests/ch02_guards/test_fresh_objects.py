@@ -420,3 +420,30 @@ def test_the_limit_forgets_dead_models():
         minicompile.compile(Model(), backend=lambda gm, _: graphs.append(gm) or gm.forward)(torch.ones(2))
         seen.append(len(graphs))
     assert set(seen) == {1}
+
+
+def made_by_exec(text="def made(x): return x * 2 + 1"):
+    namespace = {}
+    exec(text, namespace)
+    return namespace["made"]
+
+
+def test_code_that_is_made_anew_is_not_compiled_for_ever(reset):
+    graphs = []
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+    kept, x = minicompile.compile(made_by_exec(), backend=backend), torch.ones(2)
+    kept(x)
+    with pytest.warns(match="was made anew 64 times"):
+        for _ in range(80):
+            assert minicompile.compile(made_by_exec(), backend=backend)(x).tolist() == [3.0, 3.0]
+    assert len(graphs) == 64
+    kept(torch.ones(2, dtype=torch.float64))                         # its code was one of the first
+    minicompile.compile(made_by_exec("def made(x): return x * 2 + 2"), backend=backend)(x)
+    minicompile.compile(made_by_exec(), backend=backend, fullgraph=True)(x)
+    assert len(graphs) == 67
+    minicompile.reset()
+    minicompile.compile(made_by_exec(), backend=backend)(x)
+    assert len(graphs) == 68
