@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..ch01_graphs.layouts import from_inside, stride_pattern
-from .guards import ALL, SAME, STATE, TENSOR, Condition, Spec, changed_in_words, guard_kind, name_of, one, short
-from .identity import held, strongly, weakly
+from .guards import ALL, SAME, STATE, TENSOR, WATCHED, Condition, Spec, changed_in_words, class_lookup, guard_kind, name_of, one, short
+from .identity import held, is_found, strongly, weakly, weakly_found
 from .sources import InstanceDictSource, ItemSource
 
 # %% [markdown]
@@ -348,3 +348,30 @@ state("TORCH_FUNCTION", torch_function_state, lambda e: "no mode sees operations
       "or __forward_ad._current_level >= 0)")
 state("GLOBAL_HOOKS", global_hooks, lambda e: f"hooks of all modules are {short(e) if e else 'none'}", (),
       "not (__hooks0 or __hooks1 or __hooks2 or __hooks3)")
+
+
+# %% [markdown]
+# **The methods of tensors** are the library's: `x + 1` becomes a node without a question about `__add__`. A program may replace one all the
+# same. So it is guarded which of those that PyTorch has are others, and what these are. The class changes rarely, and only then is this
+# looked at again.
+
+# %%
+METHODS_OF_TENSORS = {name: class_lookup(torch.Tensor, name) for name in (*dir(torch.Tensor), "__getattr__")}
+
+
+def replaced_methods() -> dict:
+    """What lies in torch.Tensor by a name that has something else in PyTorch."""
+    return {name: found for name, own in METHODS_OF_TENSORS.items() if (found := class_lookup(torch.Tensor, name)) is not own}
+
+
+def methods_are(expected) -> bool:
+    replaced = replaced_methods()
+    return len(replaced) == len(expected) and all(name in replaced and is_found(replaced[name], found) for name, found in expected)
+
+
+@guard_kind("TENSOR_METHODS", lambda g: f"the methods of tensors are PyTorch's, but for {', '.join(dict(g.expected)) or 'none'}",
+            lambda replaced: tuple((name, weakly_found(found)) for name, found in replaced.items()),
+            lambda g: [(WATCHED, weakly(torch.Tensor))])
+def tensor_methods(g, x, const):
+    """No source; expected: what `replaced_methods` gives."""
+    return [Condition(f"__methods_are({const(g.expected)})", lambda v: "a method of torch.Tensor was replaced")]

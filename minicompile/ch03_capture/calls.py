@@ -94,6 +94,8 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     if is_graph_function(real) and not (kind is types.FunctionType and (
             isinstance(kwargs.get("out"), TensorVal)
             or any(type(v) in NO_ARGUMENT for v in (*args, *kwargs.values())))):
+        if kind is types.FunctionType:
+            guard_function(tx, real)
         return call_graph_function(tx, real, args, kwargs)
     if kind in REAL_CALLS:
         return REAL_CALLS[kind](tx, function, args, kwargs)
@@ -114,8 +116,8 @@ REAL_CALLS = Table()                 # class of a real callable -> function(tx, 
 #
 # Globals and cells of an inlined function are read with sources of their own, and guarded. The Python module
 # that has the globals is an object that the entry can own, so the source is short:
-# `__K[3].__dict__['scale']`. The code, the defaults and the cells of a function are guarded too, unless it
-# belongs to torch or the standard library: nobody changes those from inside.
+# `__K[3].__dict__['scale']`. The code, the defaults and the cells of a function are guarded too. Of one that
+# belongs to torch or the standard library the cells are not: nobody changes those from inside.
 #
 # This is the longest decision of the chapter. `inline_function` looks for reasons not to inline: a
 # function that is compiled already (its original is inlined), disabled, marked as constant, has a handler under
@@ -124,7 +126,7 @@ REAL_CALLS = Table()                 # class of a real callable -> function(tx, 
 # `inline_code` begins with guards. `is_made_per_call` (in `wrap.py`) tells the two kinds of functions apart. A function
 # that is made anew at each call may come with other defaults and cells, so these are read through its source and
 # guarded one by one. A function of a file stays the same object, so one guard, `FUNCTION`, says that nobody has
-# exchanged its code or its defaults. A library's function gets no guard.
+# exchanged its code or its defaults. A library's function gets it, too.
 #
 # Then it collects what the frame needs: for each default a function that wraps it when it is used, and the
 # cells of the closure with their sources.
@@ -169,7 +171,7 @@ def inline_code(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
         names = wrap(tx, real.__kwdefaults__, part(AttrSource, reread, "__kwdefaults__"))
         if type(names) is DictVal:
             guard_keys(tx, names)
-    elif not library:
+    else:
         guard_function(tx, real)
     if reread is None and not library and not plain_defaults(real):
         reread = constant_source(tx, real)

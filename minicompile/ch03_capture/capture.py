@@ -33,6 +33,7 @@ from ..ch01_graphs.graph import graph_module
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet, class_lookup
 from ..ch02_guards.identity import HEAP_TYPE, held
+from ..ch02_guards.torch_guards import replaced_methods
 from ..ch02_guards.sources import ClosureCellSource, InstanceDictSource, LocalSource, ModuleAttrSource
 from ..errors import SkipFrame, Unsupported, marked
 from . import opcodes, opcodes_calls  # noqa: F401 (they fill tables)
@@ -51,6 +52,7 @@ from .library.contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .library.graph_functions import OVERLOADS
 from .lookup import MISSING, captures
 from .comparisons import BRANCH_ON_VALUES
+from .tensors import replaced_operator
 from .tracer import Globals, Tracer, location, step_of
 from .values import DictVal, Lazy, ObjVal, SymVal, TensorVal, describe
 from .wrap import guard_unseen, is_fixed, realize, wrap
@@ -168,6 +170,7 @@ def start_trace(func, args: dict, options: CaptureOptions, stop_at: int | None) 
     tx.effects.undo = options.undo
     for kind in WORLD:
         tx.guards.add(None, kind)
+    tx.guards.add(None, "TENSOR_METHODS", replaced_methods())
     frame = Frame(code, func.__globals__)
     if any(name.startswith("__stack") for name in args):
         frame.stack = WaitingStack(tx)
@@ -183,6 +186,8 @@ def trace_frame(func, args: dict, options: CaptureOptions, stop_at: int | None =
     execution order) and `chain`; SkipFrame when the frame is not worth or not capable of capture."""
     if func.__code__.co_flags & SUSPENDS:
         raise quiet_skip("generators and coroutines are not captured")
+    if replaced := replaced_operator():
+        raise SkipFrame(f"the program has replaced torch.Tensor.{replaced}, which the graph calls in many ways")
     tx, frame = start_trace(func, args, options, stop_at)
     captures.append(tx.classes)
     try:

@@ -26,15 +26,16 @@ from ..ch01_graphs.graph import known_history
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import class_lookup
 from ..ch02_guards.sources import AttrSource
+from ..ch02_guards.torch_guards import METHODS_OF_TENSORS, replaced_methods
 from ..errors import Unsupported, marked
 from ..tables import Table
 from .exceptions import user_error
 from .library.tensor_names import METADATA, READ_FROM_INPUT, REFUSED_METHODS, TAKES_SIZES, VIEW_ATTRIBUTES
-from .lookup import MISSING
+from .lookup import MISSING, lookup
 from .storage import AS_STRIDED, check_strided, guard_not_a_view, guard_views, taken_without_gradients
-from .tracer import Tracer, guard, location, say_where, step_of, unsupported
+from .tracer import Tracer, call, guard, is_library, location, say_where, step_of, unsupported
 from .values import (
-    AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, ObjVal, SliceVal, SymVal, TensorVal,
+    AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodName, MethodVal, NONE, NUMPY_SCALARS, ObjVal, SliceVal, SymVal, TensorVal,
     TupleVal, as_number, const, describe)
 from .wrap import entries, realize, wrap, wrap_constant
 
@@ -328,6 +329,8 @@ TENSOR_ATTRIBUTES = Table()          # name -> function(tx, tensor); NotImplemen
 
 def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
     row, real, cls = TENSOR_ATTRIBUTES.get(name), tensor.real, tensor.cls
+    if (found := class_lookup(cls, name)) is not METHODS_OF_TENSORS.get(name) and (added := of_program(tx, tensor, lookup(cls, name))):
+        return added
     if row is not None and (answer := row(tx, tensor)) is not NotImplemented:
         return answer
     if name in METADATA:
@@ -338,7 +341,6 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
         return wrap(tx, said_by(tx, real, name), AttrSource(tensor.source, name))
     if name in ("is_leaf", "grad_fn"):
         return const(said_by(tx, tensor.fake, name))
-    found = class_lookup(cls, name)
     if found is MISSING and real is not None and name in real.__dict__:
         return wrap(tx, real.__dict__[name], AttrSource(tensor.source, name))
     if found is MISSING:
@@ -347,6 +349,28 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
     if isinstance(found, (property, types.GetSetDescriptorType)):
         unsupported(tx, f"the tensor attribute {name}")
     return MethodName(self=tensor, name=name)
+
+
+# %% [markdown]
+# A program may add methods to the class, or put others in the place of those that it has. They are inlined as those of any class.
+# Operators and facts such as `shape` are asked for in too many ways for that: a program that replaces one of them is not captured.
+
+# %%
+def of_program(tx: Tracer, tensor: TensorVal, found) -> AbstractValue | None:
+    """What a function or a property of the program in the class of a tensor makes of it."""
+    getter = found.fget if type(found) is property else found
+    if type(getter) is not types.FunctionType or is_library(getter.__code__.co_filename):
+        return None
+    return call(tx, wrap(tx, getter), [tensor]) if getter is not found else MethodVal(func=wrap(tx, found), self=tensor)
+
+
+def replaced_operator() -> str | None:
+    """The name of a method of tensors that the program has replaced, and that is called without being read."""
+    return next((name for name, found in replaced_methods().items() if name not in REFUSED_METHODS and (
+        name.startswith("__") or type(found) not in (types.FunctionType, property) or name in METADATA or name in FACTS)), None)
+
+
+FACTS = {"shape", "size", "dim", "numel", "stride", "storage_offset", "is_leaf", "grad", "grad_fn", "data", "_version"}
 
 
 def said_by(tx: Tracer, tensor: torch.Tensor, name: str):

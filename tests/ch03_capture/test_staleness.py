@@ -787,3 +787,37 @@ def test_facts_of_what_seems_fixed(make, read, write, monkeypatch):
             seen.append(function(thing, torch.ones(2))[1])
         torch.nn.Identity.__name__ = "Identity"
         assert seen[0] == seen[1]
+
+
+def increased(x):
+    x = x.clone()
+    x += 1
+    return x
+
+
+def relu6(input, inplace=False):
+    return input * 7
+
+
+@pytest.mark.parametrize("function, owner, name, new", [
+    (lambda x: x + 1, torch.Tensor, "__add__", lambda a, b: a * 7),
+    (increased, torch.Tensor, "__iadd__", lambda a, b: a * 7),
+    (lambda x: x * len(x), torch.Tensor, "__len__", lambda a: 9),
+    (lambda x: x * x.shape[0], torch.Tensor, "shape", property(lambda a: (5,))),
+    (lambda x: x.relu(), torch.Tensor, "relu", lambda a: a * 7),
+    (lambda x: x.T, torch.Tensor, "T", property(lambda a: a * 7)),
+    (lambda x: x.sevenfold() if hasattr(x, "sevenfold") else x, torch.Tensor, "sevenfold", lambda a: a * 7),
+    (lambda x: torch.nn.Flatten()(x[None]), torch.nn.Flatten.__init__, "__defaults__", (0, -1)),
+    (lambda x: torch.nn.functional.leaky_relu(x), torch.nn.functional.leaky_relu, "__defaults__", (0.5, False)),
+    (lambda x: torch.nn.functional.relu6(x), torch.nn.functional.relu6, "__code__", relu6.__code__),
+    (lambda x: torch.nn.Identity()(x), torch.nn.Module, "_call_impl", lambda self, x: x * 7)],
+    ids=lambda v: v if type(v) is str else "")
+@pytest.mark.parametrize("first", (False, True), ids=("replaced-later", "replaced-first"))
+def test_what_is_replaced_in_the_library(function, owner, name, new, first, monkeypatch, fresh):
+    x, compiled = torch.tensor([-1.0, 4.0]), minicompile.compile(function, backend="aot_eager")
+    for replaced in (first, not first, first, not first):
+        with monkeypatch.context() as patch:
+            if replaced:
+                patch.setattr(owner, name, new, raising=False)
+            expected, got = function(x), compiled(x)
+        assert torch.equal(got, expected)

@@ -31,6 +31,9 @@ def wrap_module(tx, real, kind, source):
         return ObjVal(real=real, cls=kind, source=source)
 
 
+CALL_IMPL = torch.nn.Module._call_impl
+
+
 @handles(torch.nn.Module.__call__)
 def call_module(tx, module, *args, **kwargs):
     if issubclass(module.cls, torch.jit.ScriptModule):
@@ -39,7 +42,7 @@ def call_module(tx, module, *args, **kwargs):
     if not any(GLOBAL_HOOKS):                       # what reads them otherwise is inlined
         tx.guards.add(None, "GLOBAL_HOOKS")
     around = lookup(module.cls, "_call_impl")
-    if any(map(fields.get, HOOK_DICTS)) or any(GLOBAL_HOOKS) or around is not torch.nn.Module._call_impl:
+    if any(map(fields.get, HOOK_DICTS)) or any(GLOBAL_HOOKS) or around is not CALL_IMPL:
         return call(tx, wrap(tx, around), [module, *args], kwargs)
     return call(tx, get_attribute(tx, module, "forward"), list(args), kwargs)
 
