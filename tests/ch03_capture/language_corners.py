@@ -1,13 +1,16 @@
 """Programs about the corners of the language: the words of errors, the order in which methods are asked, patterns, groups of
 exceptions. See language_classes.py and test_language.py."""
+import array
 import collections
 import contextlib
+import decimal
 import enum
 import itertools
 import operator
 import sys
 import weakref
 
+import numpy
 from language_classes import program
 
 
@@ -382,6 +385,16 @@ class Overridden(dict):
 @program(args=lambda: (Overridden(a=1, b=2),))
 def derived_from_builtins(x, d):
     return x + d.__len__(), str(Text.A), f"{Text.A}", f"{Text.A:>3}", dict(d), {**d}, {"z": 0} | dict(d)
+
+
+@program(breaks=True, args=lambda: (numpy.array([1.0, 2.0]), decimal.Decimal("NaN"), array.array("d", [numpy.nan])))
+def objects_that_do_not_equal_themselves(x, numbers, number, items):
+    return x + 1, (numbers == numbers).tolist(), (numbers != numbers).any().item(), number == number, items == items, [number] == [number]
+
+
+@program(args=lambda: (collections.ChainMap({"a": 1}, {"b": 2}),))
+def text_of_a_chain_of_dictionaries(x, maps):
+    return x + 1, repr(maps), f"{maps}"
 
 
 # What C code asks of items

@@ -201,7 +201,8 @@ def bind_function(tx, self, obj, owner=NONE):
 @BY_CODE.of(reprlib.recursive_repr()(len).__code__,
             getattr(dataclasses, "_recursive_repr", reprlib.recursive_repr())(len).__code__)
 def call_wrapped(tx, function, *args, **kwargs):
-    return call(tx, wrap(tx, function.real.__wrapped__), args, kwargs)
+    cell = function.real.__closure__[function.real.__code__.co_freevars.index("user_function")]
+    return call(tx, wrap(tx, cell.cell_contents), args, kwargs)
 
 
 @BY_CODE.of(functools.singledispatch(len).dispatch.__code__)
