@@ -397,6 +397,14 @@ def text_of_a_chain_of_dictionaries(x, maps):
     return x + 1, repr(maps), f"{maps}"
 
 
+@program(args=lambda: (list[int],))
+def names_of_a_generic_alias(x, alias):
+    try:
+        return x + 1, alias.__name__, alias.__module__, alias.__origin__
+    except AttributeError:
+        return x - 1
+
+
 # What C code asks of items
 
 
