@@ -373,7 +373,8 @@ def derive_again(again: Again, absent: frozenset, template: list, states: list, 
         tensors = [separate(t) if create or not t.requires_grad else t.detach().requires_grad_() for t in tensors]
         rest = iter(tensors)
         inputs = [next(rest) if x is torch.Tensor else x for x in template]
-        with drawing_again(states):
+        many = not all(has_memory(s) for s in seconds if s is not None)
+        with drawing_again(states), torch._C._ExcludeDispatchKeyGuard(transforms()) if many else contextlib.nullcontext():
             computed = again(absent, inputs, [resolved(t) for t in rest])
         pairs = [(g, s) for g, s in zip([g for g in computed if g is not None], seconds, strict=True) if s is not None and g.requires_grad]
         wanted = [t for t in tensors if t.requires_grad]

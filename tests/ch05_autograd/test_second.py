@@ -261,6 +261,18 @@ def test_a_batch_of_tangents_and_random_numbers(batched):
     torch.testing.assert_close(*found)
 
 
+def test_a_batch_of_second_tangents_and_random_numbers():
+    model = net(nn.Linear(3, 4), nn.Dropout(0.4), nn.Tanh(), nn.Linear(4, 2))
+    found = []
+    for f in (model, minicompile.compile(model, backend="aot_eager")):
+        torch.manual_seed(1)
+        x = torch.linspace(-1, 1, 9, dtype=torch.double).view(3, 3).requires_grad_()
+        g, = torch.autograd.grad(f(x).square().sum(), x, create_graph=True)
+        rows = torch.eye(9, dtype=x.dtype).view(9, 3, 3)
+        found.append(torch.autograd.grad(g, (x, *model.parameters()), rows, is_grads_batched=True, materialize_grads=True))
+    torch.testing.assert_close(*found)
+
+
 def test_a_batch_of_tangents_and_a_gradient_that_does_not_depend_on_an_input():
     def f(x, b):
         y = x + b * b
