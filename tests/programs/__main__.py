@@ -1,6 +1,6 @@
 """Random programs, plain and compiled: `python -m tests.programs --count 20000 --jobs 2`, `python -m tests.programs --seed 17`;
 `--kind tensors` for programs of tensors only, on every rung (`--backend`) and device (`--kind tensors/scatters`: most statements of one
-family); `--kind training` for whole training steps.
+family); `--kind training` for whole training steps, `--kind derivatives` for derivatives of derivatives.
 
 Each difference is reduced to a small program and printed, as a module that can be run by `--file`."""
 from __future__ import annotations

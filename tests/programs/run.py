@@ -13,11 +13,12 @@ import torch
 import minicompile
 from minicompile.tools.apart import forked
 
-from . import generate, tensors, training
+from . import derivatives, generate, tensors, training
 from .compare import OUTSIDE, check
 from .reduce import reduce
 
 KINDS = {"python": generate.program, "tensors": tensors.program, "training": training.program,
+         "derivatives": derivatives.program,
          **{f"tensors/{name}": functools.partial(tensors.program, favourite=name) for name in tensors.FAMILIES}}
 
 
@@ -25,7 +26,7 @@ def backend_of(seed: int, kind: str, device: str) -> str:
     """The rung for a seed where none was asked for."""
     if kind.startswith("tensors"):
         return "triton" if device == "cuda" else "cpp"
-    if kind == "training":
+    if kind in ("training", "derivatives"):
         return ["eager", "aot_eager", "cpp"][seed % 3]
     return "aot_eager" if seed % 10 == 9 else "eager"
 
