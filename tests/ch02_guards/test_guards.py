@@ -199,7 +199,7 @@ def test_modules():
 
 def test_many_tensors_of_few_forms_are_few_functions():
     """And of each it is asked what is expected of it."""
-    tensors, guards = [torch.zeros(3 + i % 2, requires_grad=i % 3 == 0) for i in range(codegen.MANY + 2)], GuardSet()
+    tensors, guards = [torch.zeros(3 + i % 2, requires_grad=i % 3 == 0) for i in range(codegen.MANY_TENSORS + 2)], GuardSet()
     for i, t in enumerate(tensors):
         guards.add(ItemSource(X, i), "TENSOR_MATCH", t, "file.py:1")
     assert codegen.build_check(guards, [], f.__code__).source_text.count("= lambda x: ") == 4
