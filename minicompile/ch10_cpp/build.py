@@ -38,14 +38,14 @@ from ..errors import MinicompileError
 # What vectorisation really needs from it are two small permissions, neither visible in results:
 # `-fno-math-errno` (`sqrt` need not set `errno`) and `-fno-trapping-math` (a speculated operation may raise a
 # hardware flag). `-ffp-contract=off` keeps `a*b + c` two roundings, as eager has: with a fused multiply-add,
-# `a*b - a*b` is not zero. `-fwrapv` gives integers torch's wrap-around. `-fno-tree-pre` leaves out a pass that
-# looks for values computed twice, of which the text has none, and makes branches of selects that share a comparison:
-# the maxima of a pool, or a clamp before a cast, then are no vectors, and take four to twelve times as long.
+# `a*b - a*b` is not zero. `-fwrapv` gives integers torch's wrap-around. `-fno-tree-pre` and `-fno-thread-jumps` leave out
+# passes that make branches of selects that share a comparison: the maxima of a pool, a clamp before a cast, or a
+# bfloat16 ReLU that keeps its mask then are no vectors, and take from four to a hundred times as long.
 
 # %%
 FLAGS = ("-std=c++17 -O3 -march=native -fopenmp -fPIC -shared -fno-math-errno "
          "-fno-trapping-math -ffp-contract=off -fwrapv -fno-strict-aliasing "
-         "-fno-exceptions -fno-rtti -fno-asynchronous-unwind-tables -fno-tree-pre -w").split()
+         "-fno-exceptions -fno-rtti -fno-asynchronous-unwind-tables -fno-tree-pre -fno-thread-jumps -w").split()
 KERNELS_PER_FILE = 6
 
 

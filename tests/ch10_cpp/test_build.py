@@ -156,3 +156,18 @@ def test_clamped_bytes_are_made_in_vectors(fresh_cache):
     b.store("y", i[0].expr, b.to_dtype(value, torch.int8))
     told = vectorised(emit_cpp(kernel(i, (), [(i, (), b)], {"x": x}, {"y": y})))
     assert "loop vectorized" in told, told
+
+
+def test_a_half_relu_and_its_mask_are_made_in_vectors(fresh_cache):
+    """g++ has made branches of the two selects on one comparison, and then took a hundred times as long."""
+    if "clang" in build.compiler():
+        pytest.skip("asks g++ what it has vectorised")
+    dtype = torch.bfloat16
+    x, y, mask = torch.randn(512, dtype=dtype), torch.empty(512, dtype=dtype), torch.empty(512, dtype=torch.bool)
+    i, b = variables("i", 512), Body()
+    zero = b.constant(0.0, dtype=torch.float32)
+    value = b.maximum(b.to_dtype(b.load("x", i[0].expr, dtype), torch.float32), zero)
+    b.store("y", i[0].expr, value)
+    b.store("mask", i[0].expr, b.le(value, zero, dtype=torch.bool))
+    told = vectorised(emit_cpp(kernel(i, (), [(i, (), b)], {"x": x}, {"y": y, "mask": mask})))
+    assert "loop vectorized" in told, told
