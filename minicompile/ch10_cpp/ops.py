@@ -118,7 +118,7 @@ for _name, _text in {
     "logical_xor": "({0} != 0) ^ ({1} != 0)", "logical_not": "{0} == 0",
     "bitwise_and": "({t})({0} & {1})", "bitwise_or": "({t})({0} | {1})", "bitwise_xor": "({t})({0} ^ {1})",
     "lshift": "mc_shl<{t}>({0}, {1})", "rshift": "mc_shr<{t}>({0}, {1})",
-    "maximum": "mc_max<{t}>({0}, {1})", "minimum": "mc_min<{t}>({0}, {1})", "where": "{0} ? {1} : {2}",
+    "where": "{0} ? {1} : {2}",
     "isnan": "{0} != {0}", "reciprocal": "({t})1 / {0}", "neg": "({t})(-({0}))", "sign": "({t})(({0} > 0) - ({0} < 0))",
 }.items():
     form(_name, any=_text)
@@ -128,6 +128,20 @@ form("abs", float="__builtin_fabs{f}({0})", int="({t})({0} < 0 ? -{0} : {0})", u
 form("isinf", float="__builtin_fabs{f}({0}) == MC_INF", int="false")
 form("signbit", float="mc_bits<int32_t>({0}) < 0", float64="mc_bits<int64_t>({0}) < 0", int="{0} < 0")
 form("bitwise_not", int="({t})(~{0})", bool="!{0}")
+
+# %% [markdown]
+# `a > b ? a : b` is one instruction, whose result is `b` where one of the two is NaN, and of two zeros. Where `a` is a constant (other than
+# NaN), that is what eager has: a NaN and -0 stay as they are.
+
+# %%
+@CPP_OPS.of("maximum", "minimum")
+def _extreme(value, args):
+    name, sign = ("max", ">") if value.op == "maximum" else ("min", "<")
+    (x, y), (first, second) = args, value.args
+    if second.constant is not None:
+        (x, y), first = (y, x), second
+    known = first.constant is not None and first.constant == first.constant
+    return f"{x} {sign} {y} ? {x} : {y}" if known else f"mc_{name}<{register_type(value.dtype)}>({x}, {y})"
 
 # %% [markdown]
 # Functions without a polynomial of ours are calls into libm: for vectors where it has them (`MC_LIBM` in `prelude.h`), else one

@@ -76,6 +76,18 @@ def test_chain_in_half_precision_is_at_least_as_good_as_eager(name, dtype):
         assert ours.abs().max() <= theirs.abs().max() * 1.5 + 1e-9
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_maximum_with_a_constant_is_one_instruction_and_keeps_zeros_and_nan(dtype):
+    def clamps(x):
+        found = (F.relu(x), F.relu6(x), x.clamp(min=0.0), x.clamp(min=-0.0), x.clamp(max=0.0), x.clamp(0.0, 0.0),
+                 F.hardtanh(x, -1.0, 0.0), x.clamp(-0.5, 0.5))
+        return *found, *[1 / y for y in found]         # has the sign of a zero
+
+    x = torch.cat([rand(30), torch.tensor([0.0, -0.0, float("nan"), float("inf"), -float("inf")])]).repeat(3).to(dtype)
+    for source in agree(clamps, x, rtol=0, atol=0):
+        assert "mc_max" not in source.code and "mc_min" not in source.code
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
 def test_integers(dtype):
     g = torch.Generator().manual_seed(0)
