@@ -463,13 +463,13 @@ def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: lis
 # %% tags=["exercise:tangents-behind"]
 def tangents_behind(gm: fx.GraphModule, gradients: list) -> list[set[int]]:
     """For each gradient the positions of the tangents that it depends on. To be asked before anything is simplified: the
-    gradient of a `floor` is zeros, which depend on the tangent in eager's graph only. Without a tangent there is none. New zeros, as
-    for the sign in `copysign`, have the tangents that led there as their mark."""
+    gradient of a `floor` is zeros, which depend on the tangent in eager's graph only. Without a tangent there is none. New zeros that
+    are made from no tangent, as for the sign in `copysign`, have those that led there as their mark."""
     behind: dict[fx.Node, set[int]] = {}
     tangents = {n: i for i, n in enumerate(n for n in gm.graph.nodes if "tangent" in n.meta)}
     for node in gm.graph.nodes:
-        own = {tangents[node]} if node in tangents else node.meta.get("tangents", set()) if node.target in ZEROS else set()
-        behind[node] = own.union(*(behind[a] for a in node.all_input_nodes))
+        found = {tangents[node]} if node in tangents else set().union(*(behind[a] for a in node.all_input_nodes))
+        behind[node] = found or (node.meta.get("tangents", set()) if node.target in ZEROS else found)
     return [behind[g] if isinstance(g, fx.Node) else set() for g in gradients]
 
 

@@ -1,5 +1,6 @@
 """A backward graph without some of its tangents gives what the whole one gives for zeros in their place."""
 import itertools
+import math
 
 import pytest
 import torch
@@ -93,6 +94,21 @@ def test_gradients_of_zero_are_zeros_and_not_none(step):
                 sum(f(x, y)[i].sum() for i in used).backward()
                 grads.append([t.grad for t in (x, y)])
             assert [g is None for g in grads[0]] == [g is None for g in grads[1]], (rung, used)
+
+
+def test_a_zero_depends_on_the_tangent_it_is_made_of_and_on_no_other():
+    """Nobody uses what was copied into `x`, and the norm has no derivative: so there is none for `x`, which is 0 times infinity if taken
+    for zeros."""
+    def norm(x):
+        x.copy_(x * 2)
+        return x.sin().norm(p=0)
+
+    grads = []
+    for f in (norm, minicompile.compile(norm, backend="aot_eager")):
+        a = torch.tensor([1.0, math.inf]).requires_grad_()
+        (a.sum() + f(a ** 3)).backward()
+        grads.append(a.grad)
+    assert torch.equal(*grads)
 
 
 def halves_of(x, k):
