@@ -17,7 +17,7 @@ from ..ch07_loops.lazy import linear
 from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.kernel import Kernel
 from ..ch08_fusion.values import LinkedKernel
-from .ops import convert, from_memory, literal, memory_type, operation, register_type, to_memory
+from .ops import BITS, convert, from_memory, literal, memory_type, operation, register_type, to_memory
 
 PARALLEL_WORK = 32768        # elements below which starting threads costs more than they save
 SIMD = "#pragma omp simd"
@@ -198,6 +198,7 @@ def store_lines(e: Emitter, stores: Iterable[Value], scope: Scope) -> None:
     for s, place in zip(stores, places):
         mention(e, scope, s.loop)
         value, dtype = get(e, s.value, scope), e.kernel.buffers[s.buffer].dtype
+        dtype = BITS if s.value.dtype is BITS else dtype
         if register_type(s.value.dtype) != register_type(dtype):
             value = f"({convert(value, s.value.dtype, dtype)})"
         if s.mode == "atomic_add":

@@ -27,6 +27,7 @@ MEMORY_TYPE = {torch.float32: "float", torch.float64: "double", torch.bfloat16: 
                torch.uint32: "uint32_t",
                torch.uint64: "uint64_t"}
 HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+BITS = torch.uint16          # a half number that is only moved, as it lies in memory: no loop computes in this dtype
 
 
 def memory_type(dtype: torch.dtype) -> str:

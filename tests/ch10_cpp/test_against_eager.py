@@ -76,6 +76,30 @@ def test_chain_in_half_precision_is_at_least_as_good_as_eager(name, dtype):
         assert ours.abs().max() <= theirs.abs().max() * 1.5 + 1e-9
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_numbers_that_are_only_moved_stay_bits(dtype):
+    every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype).reshape(256, 256)
+    mask, other = torch.rand(256, 256) > 0.5, every.flip(0)
+
+    def moves(x, mask, y):
+        return (x.clone(), torch.cat([x, x[:3]]), F.pad(x, (1, 2), value=2.5), torch.where(mask, x, -1.5), x.flip(1),
+                torch.where(mask, x, y), torch.full_like(x, 2.1))
+
+    compiled, sources = compile_cpp(moves, every, mask, other)
+    for ours, eager in zip(compiled(every, mask, other), moves(every, mask, other), strict=True):
+        assert torch.equal(ours.view(torch.int16), eager.view(torch.int16))         # NaN too keep their bits
+    for source in sources:
+        assert "mc_from" not in source.code and "mc_to" not in source.code
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_numbers_that_are_moved_and_computed_with(dtype):
+    x, y = rand(33, 70).to(dtype), rand(33, 70, seed=1).to(torch.bfloat16 if dtype is torch.float16 else torch.float16)
+    agree(lambda x, y: (torch.where(x > 0, x, y), torch.where(x > 0, x, 3.0), torch.where(x > 0, x, 2.0).exp(), x.amax(1),
+                        F.pad(x, (1, 1)).sum(1), x.to(y.dtype), x.index_select(0, torch.tensor([3, 1])), x.masked_fill(x > 0, 0.1),
+                        x.t().contiguous(), F.pad(x, (1, 1)).t().contiguous()), x, y)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_maximum_with_a_constant_is_one_instruction_and_keeps_zeros_and_nan(dtype):
     def clamps(x):
