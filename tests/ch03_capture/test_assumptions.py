@@ -213,3 +213,22 @@ def test_what_follows_a_check_does_not_run_on_a_gpu_before_it():
             with pytest.raises(AssertionError, match="out of range"):
                 compiled(table, index)
     torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("search", [torch.max, torch.min])
+def test_a_maximum_into_tensors_of_different_strides_is_refused_as_in_eager(search):
+    def into(x, values, places):
+        return search(x, 1, out=(values, places))[0] + 1
+
+    x, compiled = torch.randn(3, 4, 5, device="cuda"), minicompile.compile(into)
+    for across in (False, True):
+        values, places = (torch.empty(3, 5, dtype=dtype, device="cuda") for dtype in (torch.float32, torch.int64))
+        if across:
+            values = torch.empty(5, 3, device="cuda").T
+            with pytest.raises(RuntimeError, match="same strides"):
+                into(x, values, places)
+            with pytest.raises(RuntimeError, match="same strides"):
+                compiled(x, values, places)
+        else:
+            assert torch.equal(compiled(x, values, places), search(x, 1)[0] + 1)

@@ -92,6 +92,8 @@ def call_with_out(tx: Tracer, function, args, kwargs, out: AbstractValue) -> Abs
         if (result.shape, result.dtype, result.device) != (fake.shape, fake.dtype, fake.device) or shared or \
                 any(f is fake for f in inputs) and torch.Tag.pointwise not in tags:
             unsupported(tx, reason)
+    if function.__name__ in ("max", "min") and fakes[0].device.type == "cuda" and any(f.stride() != fakes[0].stride() for f in fakes):
+        unsupported(tx, f"{function.__name__} into tensors of different strides, which a GPU's kernel may refuse")
     checked = run_fake(tx, function, fake_args, {**fake_kwargs, "out": fakes if len(outs) > 1 else fakes[0]})
     if any(type(fake.grad_fn).__name__ == "NotImplemented" for fake in fakes):             # a history that only raises
         unsupported(tx, reason)
