@@ -78,6 +78,11 @@ ON_INDEX = {
     "le": lambda a, b: _at_least(b, a), "gt": lambda a, b: _not(_at_least(b, a))}
 
 
+def nearest(x: int | float, dtype: torch.dtype) -> float:
+    """The number of a half type that is nearest to `x`."""
+    return torch.tensor(x, dtype=dtype).item()
+
+
 def typed(value, dtype: torch.dtype):
     """A Python number as a value of `dtype`: truncated, wrapped or rounded as a tensor of it would hold
     it."""
@@ -210,18 +215,19 @@ class Builder(Values):
     def round_to(self, x: Value, dtype: torch.dtype) -> Value:
         """`x` rounded to a half type and kept as float32. Whether there is anything to round is known only when
         values are linked (chapter 8): what is loaded here may then be a value that was never in memory."""
-        exact = x.constant in EXACT or x.op == "round_to" and x.args[1] == dtype
-        return x if exact else self.make("round_to", (x, dtype), torch.float32)
+        if x.constant is not None:
+            return self.constant(nearest(x.constant, dtype), torch.float32)
+        return x if x.op == "round_to" and x.args[1] == dtype else self.make("round_to", (x, dtype), torch.float32)
 
     def cast(self, x: Value, source: torch.dtype, target: torch.dtype) -> Value:
         """An element of a tensor of dtype `source` as one of `target`, as a body holds it. A half value that becomes
         another dtype becomes what memory would have held: `hi = x.bfloat16(); lo = x - hi.float()` is not 0. So does an
-        integer that becomes a half value: the sine of 1001 is not that of 1000, which bfloat16 has."""
+        integer that becomes a half value: the sine of 1001 is not that of 1000, which bfloat16 has. And so does a constant."""
         if source in HALF and target != source:
             x = self.round_to(x, source)
         value = self.to_dtype(x, compute_dtype(target))
-        wide = not source.is_floating_point and source.itemsize > 1
-        return self.round_to(value, target) if wide and target in HALF else value
+        wide = not source.is_floating_point and source.itemsize > 1 or value.constant is not None
+        return self.round_to(value, target) if wide and target in HALF and source != target else value
 
     def between(self, low: Int, expr: Int, high: Int) -> Value:
         """`low <= expr < high` as a bool; the halves that hold for every index are left out."""

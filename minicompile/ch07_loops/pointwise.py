@@ -13,7 +13,7 @@ import torch
 
 from ..ch01_graphs.floats import Float
 from ..ch01_graphs.symbolic import Expr, Symbol, present
-from .builder import HALF, Builder, compute_dtype
+from .builder import HALF, Builder, compute_dtype, nearest
 from .externs import move
 from .lazy import Lazy, Lowering, become, footprint, in_memory, make_lazy, product, realize, sizes_of, window
 
@@ -55,8 +55,8 @@ def by_value(g: Lowering, x: Lazy, device) -> Lazy:
 # An operand may be three things. A lazy tensor is read at the index that broadcasting gives, and cast. A
 # Python number is a constant of the dtype in which the operator computes. And a number that only the run
 # time knows, such as a learning rate, is an argument of the kernel, one for equal expressions. On a CPU
-# eager rounds a number to the dtype of a half tensor before it computes. For a known number that can be
-# done now; for an unknown one the rounding is a value of the body (`Rounded`).
+# eager rounds a number to the dtype of a half tensor before it computes (except in products and quotients), on a GPU it does not
+# (except where it compares). For a known number that can be done now; for an unknown one the rounding is a value of the body (`Rounded`).
 #
 # `pointwise` ties the rules together: move what lies on another device, decide what is too dear to be
 # computed for each element that it is broadcast to (`hoist`), and make the lazy tensor whose function reads
@@ -93,15 +93,9 @@ def argument(g: Lowering, x):
     return known
 
 
-def nearest(x: int | float, dtype: torch.dtype) -> float:
-    """The number of a half type that is nearest to `x`."""
-    return torch.tensor(x, dtype=dtype).item()
-
-
-def number(x, dtype: torch.dtype, device: torch.device):
-    """A number beside a half tensor. Eager's CPU kernels round it to the tensor's dtype first (except in
-    products and quotients), its GPU kernels do not."""
-    if dtype not in HALF or device.type != "cpu":
+def number(x, dtype: torch.dtype):
+    """A number as a tensor of `dtype` holds it."""
+    if dtype not in HALF:
         return x
     return nearest(x, dtype) if isinstance(x, (int, float)) else Rounded(x, dtype)
 
@@ -117,12 +111,12 @@ def hoist(g: Lowering, x, elements) -> None:
 def pointwise(g: Lowering, fn, *operands, dtype: torch.dtype | None = None, heavy: bool = False,
               exact: bool = False) -> Lazy:
     """The current node as `fn(b, *values)`. `dtype`: what operands are converted to (default: the result's).
-    `exact`: numbers are not rounded to a half dtype."""
+    `exact`: numbers are not rounded to a half dtype, as they never are on a GPU."""
     val = g.val
     dtype = dtype or val.dtype
     operands = [argument(g, x) for x in operands]
-    operands = [on_device(g, x, val.device) if isinstance(x, Lazy) or exact else number(x, dtype, val.device)
-                for x in operands]
+    exact = exact or val.device.type != "cpu"
+    operands = [on_device(g, x, val.device) if isinstance(x, Lazy) or exact else number(x, dtype) for x in operands]
     elements = product(sizes_of(val))
     for x in operands:
         hoist(g, x, elements)
@@ -137,15 +131,16 @@ def pointwise(g: Lowering, fn, *operands, dtype: torch.dtype | None = None, heav
     return make_lazy(g, inner, [x for x in operands if isinstance(x, Lazy)], val=val, heavy=heavy)
 
 # %% [markdown]
-# Two more are shared. `cast` is a pointwise operator of its own, with the strides of its operand. `rounded` is for functions that see
-# the difference between a half value in memory and the float32 that it is in a body.
+# Two more are shared. `cast` is a pointwise operator of its own, with the strides of its operand. A 0-d tensor that becomes a half
+# value is rounded, as a constant is: type promotion makes such casts for the operand that a tensor is compared with. `rounded` is for
+# functions that see the difference between a half value in memory and the float32 that it is in a body.
 
 # %%
 def cast(g: Lowering, x: Lazy, dtype: torch.dtype) -> Lazy:
     """`x` converted to `dtype`."""
     def inner(b, index):
         value = b.cast(b.read(x, index), x.dtype, dtype)
-        if dtype in HALF and g.options.emulate_precision_casts:
+        if dtype in HALF and (x.size == () or g.options.emulate_precision_casts):
             value = b.round_to(value, dtype)
         return value
 
@@ -156,8 +151,4 @@ def cast(g: Lowering, x: Lazy, dtype: torch.dtype) -> Lazy:
 
 def rounded(b: Builder, dtype: torch.dtype, values, numbers: bool = False):
     """The values of operands of `dtype`, a half type rounded. numbers: also those that are constants."""
-    def one(v):
-        if v.constant is None:
-            return b.round_to(v, dtype)
-        return b.constant(nearest(v.constant, dtype), v.dtype) if numbers and type(v.constant) is float else v
-    return [one(v) for v in values] if dtype in HALF else list(values)
+    return [b.round_to(v, dtype) if numbers or v.constant is None else v for v in values] if dtype in HALF else list(values)

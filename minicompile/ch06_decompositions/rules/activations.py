@@ -13,12 +13,12 @@ import math
 
 import torch
 
-from ..table import aten, constant, decomposition, formulas, real, widen
+from ..table import aten, constant, decomposition, formulas, in_float32, real, widen
 
 formulas({
     "relu": lambda x: torch.maximum(x, constant(0, x)),
-    "threshold": lambda x, threshold, value: torch.where(unrounded(x) <= threshold, value, x).to(x.dtype),
-    "threshold_backward": lambda grad, x, threshold: torch.where(unrounded(x) <= threshold, constant(0, grad), grad),
+    "threshold": lambda x, threshold, value: torch.where(at_most(x, threshold), value, x).to(x.dtype),
+    "threshold_backward": lambda grad, x, threshold: torch.where(at_most(x, threshold), constant(0, grad), grad),
 })
 formulas({
     "leaky_relu": lambda x, slope=0.01: torch.where(x > 0, x, x * slope),
@@ -29,9 +29,9 @@ formulas({
 }, float32=True)
 
 
-def unrounded(x):
-    """What is compared with a number. On a CPU a half-precision kernel does not round the number."""
-    return widen(x) if x.device.type == "cpu" else x
+def at_most(x, threshold):
+    """x <= threshold. A comparison of half values rounds the number, as eager's kernel does on a GPU; on a CPU it compares in float32."""
+    return (widen(x) if x.device.type == "cpu" else x) <= threshold
 
 
 # %% [markdown]
@@ -128,12 +128,19 @@ def logit(x, eps=None):
     return torch.log(x / (1 - x))
 
 
-@decomposition("logit_backward", float32=True)
+@decomposition("logit_backward")
 def logit_backward(grad, x, eps=None):
-    low, value = (0.0, math.nan) if eps is None else (eps, 0.0)
-    outside = (x < low) | (x > 1 - low)                         # NaN is not
+    """A kernel for a CPU rounds the bounds to a half type, one for a GPU does not."""
+    kept = x if x.device.type == "cpu" else widen(x)
+    low = constant(0.0 if eps is None else eps, kept)
+    outside = (kept < low) | (kept > 1 - low)                   # NaN is not
+    return _logit_slope(grad, x, outside, eps)
+
+
+@in_float32
+def _logit_slope(grad, x, outside, eps):
     slope = (torch.abs(x) if eps is None else x) * (1 - x)      # at -0.0 the answer is +inf
-    return torch.where(outside, value, grad / slope)
+    return torch.where(outside, math.nan if eps is None else 0.0, grad / slope)
 
 
 # %% [markdown]
@@ -157,16 +164,21 @@ formulas({
     "hardsigmoid": lambda x: sixth(torch.clamp(x + 3, 0, 6)),
     "hardsigmoid_backward": lambda grad, x: torch.where((x > -3) & (x < 3), grad * SIXTH, constant(0, grad)),
     "hardswish": lambda x: sixth(x * torch.clamp(x + 3, 0, 6)),
-    "softshrink": lambda x, lambd=0.5: torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0)),
 }, float32=True)
 formulas({
     "celu": lambda x, alpha=1.0: aten.elu.default(x, alpha, 1.0, 1.0 / alpha),
     "hardtanh": lambda x, low=-1, high=1: torch.clamp(x, low, high) if x.is_floating_point() else NotImplemented,
-    "hardtanh_backward": lambda grad, x, low, high: torch.where((x <= low) | (x >= high), constant(0, grad), grad),
+    "hardtanh_backward": lambda grad, x, low, high: torch.where((widen(x) <= low) | (widen(x) >= high), constant(0, grad), grad),
+    "softshrink": lambda x, lambd=0.5: _softshrink(x, constant(lambd, x) if x.device.type == "cuda" else lambd),   # rounded there only
     "hardshrink": lambda x, lambd=0.5: torch.where((x >= -lambd) & (x <= lambd), constant(0, x), x),
     "hardshrink_backward softshrink_backward": lambda grad, x, lambd: torch.where(
         (x >= -lambd) & (x <= lambd), constant(0, grad), grad),
 })
+
+
+@in_float32
+def _softshrink(x, lambd):
+    return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0))
 
 
 @decomposition("elu_backward", float32=True)

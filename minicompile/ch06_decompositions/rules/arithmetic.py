@@ -45,14 +45,26 @@ def converted(fn, floats: bool = False):
     return convert
 
 
+def exact(op, a, b):
+    """`op` of two operands, of which a 0-d tensor on the CPU, like a number, is not rounded to a half type: eager's kernels read it in
+    float32."""
+    dtype = promoted(a, b)
+    if dtype in HALF and any(isinstance(x, torch.Tensor) and x.dtype != dtype and _keeps_its_value(x) for x in (a, b)):
+        return op(*(x.float() if isinstance(x, torch.Tensor) else x for x in (a, b))).to(dtype)
+    return agree(op, (a, b))
+
+
 def promoting(op):
     return lambda a, b, **kwargs: agree(op, (a, b), **kwargs)
 
 
 formulas({_name: promoting(overload(_name)) for _name in (
-    "mul.Tensor fmod.Tensor remainder.Tensor pow.Tensor_Tensor pow.Scalar maximum minimum hypot nextafter "
+    "fmod.Tensor remainder.Tensor pow.Tensor_Tensor pow.Scalar maximum minimum hypot nextafter "
     "eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar "
     "bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor").split()})
+
+
+formulas({"mul.Tensor": lambda a, b: exact(aten.mul.Tensor, a, b)})
 
 
 @decomposition("where.self")
@@ -91,10 +103,16 @@ def _scaled(x, alpha):
     return x if _is_one(alpha) else x * alpha
 
 
+def _sum(op, a, b):
+    """On a CPU a number is rounded before it is added, on a GPU it is not."""
+    on_gpu = any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in (a, b))
+    return exact(op, a, b) if on_gpu else agree(op, (a, b))
+
+
 @decomposition("add.Tensor")
 def add(a, b, alpha=1):
     if _is_one(alpha):
-        return agree(aten.add.Tensor, (a, b)) if type(alpha) is int else aten.add.Tensor(a, b)
+        return _sum(aten.add.Tensor, a, b) if type(alpha) is int else aten.add.Tensor(a, b)
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return aten.add.Tensor(a, _scaled(b, alpha))
     dtype = promoted(a, b)
@@ -104,7 +122,7 @@ def add(a, b, alpha=1):
 @decomposition("sub.Tensor")
 def sub(a, b, alpha=1):
     if _is_one(alpha):
-        return agree(aten.sub.Tensor, (a, b)) if type(alpha) is int else aten.sub.Tensor(a, b)
+        return _sum(aten.sub.Tensor, a, b) if type(alpha) is int else aten.sub.Tensor(a, b)
     return aten.add.Tensor(a, b, alpha=-alpha)
 
 
@@ -125,7 +143,7 @@ def rsub(a, b, alpha=1):
 def div(a, b):
     if not promoted(a, b).is_floating_point:
         return aten.div.Tensor(*(real(x) if isinstance(x, torch.Tensor) else x for x in (a, b)))
-    return agree(aten.div.Tensor, (a, b))
+    return exact(aten.div.Tensor, a, b)
 
 
 @decomposition("div.Tensor_mode", "div.Scalar_mode")
@@ -346,7 +364,9 @@ def _times_log(x, y, log):
 
 
 formulas({
-    "xlogy.Tensor xlogy.Scalar_Self xlogy.Scalar_Other": converted(lambda x, y: _times_log(x, y, torch.log), floats=True),
+    "xlogy.Scalar_Other": tensor_operand(aten.xlogy.Tensor),
+    "xlogy.Scalar_Self": lambda a, b: aten.xlogy.Tensor(constant(a, b, promoted(a, b)), b),
+    "xlogy.Tensor": converted(lambda x, y: _times_log(x, y, torch.log), floats=True),
     "special_xlog1py": converted(lambda x, y: _times_log(x, y, torch.log1p), floats=True),
 })
 

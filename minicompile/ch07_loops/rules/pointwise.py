@@ -24,8 +24,7 @@ from ..table import LOWERINGS, aten, lowering
 # A half value that was computed in this very body, or in one that is fused with it, is an unrounded float32.
 # Where a function is continuous the difference is a rounding error. Where it jumps, or ends, it is another answer:
 # `floor` of 2.999 is not that of the 3.0 that eager has in memory, and `acos` of a cosine of 1.0001 is NaN. These
-# functions see rounded operands. So they do numbers on a CPU, which `number` has rounded unless it met them as tensors. On a GPU only
-# `fmod` and `remainder` round them: what is left of 0.55 is 0.053 there, where a tenth is the nearest half, and not 0.052.
+# functions see rounded operands.
 
 # %%
 SHARP = set("floor ceil round trunc sign remainder fmod pow sqrt rsqrt log log2 log10 log1p asin acos acosh "
@@ -44,10 +43,8 @@ def simple(name: str, *overloads: str) -> None:
         dtype = g.val.dtype
         instruction = ON_BOOL.get(name, name) if dtype is torch.bool else name
 
-        numbers = g.val.device.type == "cpu" or name in ("fmod", "remainder")
-
         def fn(b, *values):
-            return b.op(instruction, *(rounded(b, dtype, values, numbers) if name in SHARP else values))
+            return b.op(instruction, *(rounded(b, dtype, values) if name in SHARP else values))
 
         return pointwise(g, fn, *operands, heavy=name in HEAVY, exact=name in ("mul", "truediv"))
 
@@ -81,7 +78,8 @@ simple("rshift", "bitwise_right_shift.Tensor")
 # ## Comparisons
 #
 # The result is bool, so it does not say in which dtype to compare; the operands, which agree, do. Half values are
-# rounded: else a value that went through memory and the same value that did not would be found different.
+# rounded: else a value that went through memory and the same value that did not would be found different. Numbers are rounded too,
+# on both devices, as in eager: the bfloat16 nearest to 0.1 is larger than 0.1, but `x > 0.1` is false for it.
 
 # %%
 def comparison(name: str) -> None:
@@ -91,12 +89,12 @@ def comparison(name: str) -> None:
             return NotImplemented
 
         def fn(b, *values):
-            values = rounded(b, x.dtype, values)
+            values = rounded(b, x.dtype, values, numbers=True)
             if x.dtype is torch.bool and name not in ("eq", "ne"):
                 values = [b.to_dtype(v, torch.int32) for v in values]
             return b.op(name, *values)
 
-        return pointwise(g, fn, x, y, dtype=x.dtype)
+        return pointwise(g, fn, x, y, dtype=x.dtype, exact=True)
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
@@ -168,7 +166,7 @@ def clone(g, x, *, memory_format=None):
 # %%
 @lowering("full")
 def full(g, size, value, **kwargs):
-    dtype, value = g.val.dtype, number(argument(g, value), g.val.dtype, g.val.device)
+    dtype, value = g.val.dtype, number(argument(g, value), g.val.dtype)
     if type(value) is int and not -2**63 <= value < 2**63:
         raise Unsupported(f"torch.full() with {value}, which it may refuse")
     return make_lazy(g, lambda b, index: element(b, value, index, dtype), [])
