@@ -95,19 +95,19 @@ MC uint16_t mc_to_bf16(float x) {  // round to nearest, ties to even; a NaN stay
   const uint32_t r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   return (uint16_t)(x != x ? 0x7fc0u : r);
 }
-// fp16: shift into a float's fields; the product corrects the exponent's bias, subnormals included
+// fp16: shift into a float's fields and correct the exponent's bias. No float on the way is subnormal: torch.set_flush_denormal
+// would make it 0
 MC float mc_from_fp16(uint16_t h) {
-  const uint32_t m = (uint32_t)(h & 0x7fff) << 13;
-  const uint32_t f = (h & 0x7c00) == 0x7c00 ? m | 0x7f800000u
-                                             : mc_bits<uint32_t>(mc_bits<float>(m) * 5.19229686e33f);
-  return mc_bits<float>(f | (uint32_t)(h & 0x8000) << 16);
+  const int32_t u = (h & 0x7fff) << 13, f = u + (u >= 0x0f800000 ? 0x70000000 : 0x38000000);
+  const int32_t small = mc_bits<int32_t>(mc_bits<float>(u + 0x38800000) - 6.103515625e-05f);
+  return mc_bits<float>((u < 0x00800000 ? small : f) | (int32_t)((uint32_t)(h & 0x8000) << 16));
 }
+// the sum with 2^13 times its power of two (at least 2^-14) leaves the bits that fp16 has, rounded; 2^16 is infinite
 MC uint16_t mc_to_fp16(float x) {
-  const uint32_t u = mc_bits<uint32_t>(x) & 0x7fffffffu, sign = (mc_bits<uint32_t>(x) >> 16) & 0x8000u;
-  const uint32_t normal = (u + 0xc8000fffu + ((u >> 13) & 1u)) >> 13;                 // rebias and round
-  const uint32_t small = mc_bits<uint32_t>(mc_bits<float>(u) + 0.5f) - 0x3f000000u;  // the adder rounds it
-  const uint32_t h = u < 0x38800000u ? small : normal;
-  return (uint16_t)(sign | (u > 0x7f800000u ? 0x7e00u : u >= 0x47800000u ? 0x7c00u : h));
+  const float a = __builtin_fabsf(x), b = 65536.0f < a ? 65536.0f : a;
+  const int32_t power = mc_bits<int32_t>(b) & 0x7f800000, e = power > 0x38800000 ? power : 0x38800000, top = e + (13 << 23);
+  const int32_t h = mc_bits<int32_t>(b + mc_bits<float>(top)) - top + ((e - 0x38800000) >> 13);
+  return (uint16_t)((mc_bits<uint32_t>(x) >> 16 & 0x8000u) | (x != x ? 0x7e00 : h));
 }
 
 // ---- exponentials: x = n*ln2 + r, |r| <= ln2/2, and e^r - 1 = r + r^2 P(r)

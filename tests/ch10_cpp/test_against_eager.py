@@ -100,6 +100,21 @@ def test_half_numbers_that_are_moved_and_computed_with(dtype):
                         x.t().contiguous(), F.pad(x, (1, 1)).t().contiguous()), x, y)
 
 
+@pytest.mark.parametrize("flush", [False, True])
+def test_float16_numbers_are_converted_as_in_eager(flush):
+    """All of them, and all halfway between two and beside those; subnormal ones too where those of float32 are flushed."""
+    half = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    number = half[~half.isnan()].float()
+    bits = torch.cat([number, (number + number.roll(-1)) / 2]).view(torch.int32)
+    wide = torch.cat([(bits + k).view(torch.float32) for k in (-1, 0, 1)] + [torch.tensor([1e30, -1e30, 1e-30, float("nan")])])
+    torch.set_flush_denormal(flush)
+    try:
+        for source in agree(lambda x, y: (x.float(), y.half()), half, wide, rtol=0, atol=0):
+            assert "fp16" in source.code
+    finally:
+        torch.set_flush_denormal(False)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_maximum_with_a_constant_is_one_instruction_and_keeps_zeros_and_nan(dtype):
     def clamps(x):
