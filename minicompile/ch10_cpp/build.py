@@ -45,7 +45,8 @@ from ..errors import MinicompileError
 # %%
 FLAGS = ("-std=c++17 -O3 -march=native -fopenmp -fPIC -shared -fno-math-errno "
          "-fno-trapping-math -ffp-contract=off -fwrapv -fno-strict-aliasing "
-         "-fno-exceptions -fno-rtti -fno-asynchronous-unwind-tables -fno-tree-pre -fno-thread-jumps -w").split()
+         "-fno-exceptions -fno-rtti -fno-asynchronous-unwind-tables -w").split()
+GXX_FLAGS = ("-fno-tree-pre", "-fno-thread-jumps")          # clang knows none of them, and refuses to run
 KERNELS_PER_FILE = 6
 
 
@@ -64,6 +65,10 @@ def compiler() -> str:
         "none.")
 
 
+def _flags() -> list[str]:
+    return FLAGS if "clang" in compiler() else [*FLAGS, *GXX_FLAGS]
+
+
 @functools.cache
 def _machine() -> str:
     """What a compiled file depends on besides its text: compiler version and processor. A directory of files may
@@ -78,7 +83,7 @@ def _machine() -> str:
     processor = sorted({line for line in lines
                         if line.startswith(("model name", "flags", "Features", "CPU part"))})
     processor = processor or told(*FLAGS[:3], "-dM", "-E", "-x", "c++", "-")     # what it may use, as macros
-    return cache_key(told("--version")[:1], processor, FLAGS, _openmp())
+    return cache_key(told("--version")[:1], processor, _flags(), _openmp())
 
 
 @functools.cache
@@ -143,7 +148,7 @@ def _file_text(group: list[tuple[str, str, KernelSource]]) -> str:
 
 
 def _compile(text: str, target: Path) -> None:
-    command = [compiler(), *FLAGS, "-x", "c++", "-", "-x", "none", *_openmp(), "-lm", "-Wl,--gc-sections", "-o", str(target)]
+    command = [compiler(), *_flags(), "-x", "c++", "-", "-x", "none", *_openmp(), "-lm", "-Wl,--gc-sections", "-o", str(target)]
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode:
         if "No space left" in done.stderr:

@@ -126,7 +126,7 @@ assert len(os.listdir("/proc/self/task")) <= before
 def vectorised(source) -> str:
     """What g++ says of the loops that it has made vectors of."""
     text = build._file_text([(*build._named(source), source)])
-    command = [build.compiler(), *build.FLAGS, "-fopt-info-vec-optimized", "-x", "c++", "-", "-o", os.devnull]
+    command = [build.compiler(), *build._flags(), "-fopt-info-vec-optimized", "-x", "c++", "-", "-o", os.devnull]
     return subprocess.run([c for c in command if c != "-w"], input=text, capture_output=True, text=True).stderr
 
 
@@ -156,6 +156,16 @@ def test_clamped_bytes_are_made_in_vectors(fresh_cache):
     b.store("y", i[0].expr, b.to_dtype(value, torch.int8))
     told = vectorised(emit_cpp(kernel(i, (), [(i, (), b)], {"x": x}, {"y": y})))
     assert "loop vectorized" in told, told
+
+
+def test_clang_is_given_no_flags_that_it_refuses(monkeypatch):
+    for name, given in (("/usr/bin/clang++-17", False), ("/usr/bin/g++", True)):
+        monkeypatch.setattr(build, "compiler", lambda name=name: name)
+        seen = []
+        done = subprocess.CompletedProcess((), 0, "", "")
+        monkeypatch.setattr(build.subprocess, "run", lambda command, seen=seen, done=done, **rest: seen.append(command) or done)
+        build._compile("", Path("x.so"))
+        assert ("-fno-tree-pre" in seen[0], "-fno-thread-jumps" in seen[0]) == (given, given)
 
 
 def test_a_half_relu_and_its_mask_are_made_in_vectors(fresh_cache):
