@@ -25,7 +25,6 @@ from ..ch03_capture import hook
 from ..ch03_capture.calls import BY_CODE, DISABLED_BY_TORCH, handles, inline_code
 from ..ch03_capture.effects import call_later, changed
 from ..ch03_capture.inputs import counter
-from ..ch03_capture.library.standard import call_wrapped
 from ..ch03_capture.operations import emit_float
 from ..ch03_capture.protocol import METHODS
 from ..ch03_capture.tensors import call_tensor_method, emit
@@ -62,7 +61,7 @@ def call_disabled(tx: Tracer, function, *args, **kwargs):
     """What torch keeps from its own compiler; of an optimizer, it may be inlined."""
     if not function.real.__module__.startswith("torch.optim"):
         unsupported(tx, f"a call of {function.real.__module__}.{function.real.__qualname__}")
-    return call_wrapped(tx, function, *args, **kwargs)
+    return call(tx, wrap(tx, function.real.__wrapped__), args, kwargs)
 
 
 @handles(*(getattr(torch.optim.Optimizer, name) for name in ("_accelerator_graph_capture_health_check",
