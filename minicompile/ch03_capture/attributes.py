@@ -158,7 +158,7 @@ def found_attribute(tx, obj, name):
     if isinstance(real, (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType,
                          types.WrapperDescriptorType, enum.Enum)):
         return constant_attribute(tx, obj, name)
-    if isinstance(real, types.GenericAlias) and name in ("__name__", "__qualname__", "__module__"):        # those of its class
+    if isinstance(real, types.GenericAlias) and name in ("__name__", "__qualname__", "__module__"):
         return get_attribute(tx, wrap(tx, real.__origin__), name)
     return instance_attribute(tx, obj, name, lookup(obj.cls, name))
 
