@@ -170,7 +170,9 @@ def start_trace(func, args: dict, options: CaptureOptions, stop_at: int | None) 
     tx.effects.undo = options.undo
     for kind in WORLD:
         tx.guards.add(None, kind)
-    tx.guards.add(None, "TENSOR_METHODS", replaced_methods())
+    tx.guards.add(None, "TENSOR_METHODS", replaced := replaced_methods())
+    if name := replaced_operator(replaced):
+        raise SkipFrame(f"the program has replaced torch.Tensor.{name}, which the graph calls in many ways")
     frame = Frame(code, func.__globals__)
     if any(name.startswith("__stack") for name in args):
         frame.stack = WaitingStack(tx)
@@ -186,8 +188,6 @@ def trace_frame(func, args: dict, options: CaptureOptions, stop_at: int | None =
     execution order) and `chain`; SkipFrame when the frame is not worth or not capable of capture."""
     if func.__code__.co_flags & SUSPENDS:
         raise quiet_skip("generators and coroutines are not captured")
-    if replaced := replaced_operator():
-        raise SkipFrame(f"the program has replaced torch.Tensor.{replaced}, which the graph calls in many ways")
     tx, frame = start_trace(func, args, options, stop_at)
     captures.append(tx.classes)
     try:

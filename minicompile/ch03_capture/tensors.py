@@ -26,7 +26,7 @@ from ..ch01_graphs.graph import known_history
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import class_lookup
 from ..ch02_guards.sources import AttrSource
-from ..ch02_guards.torch_guards import METHODS_OF_TENSORS, replaced_methods
+from ..ch02_guards.torch_guards import METHODS_OF_TENSORS
 from ..errors import Unsupported, marked
 from ..tables import Table
 from .exceptions import user_error
@@ -364,9 +364,9 @@ def of_program(tx: Tracer, tensor: TensorVal, found) -> AbstractValue | None:
     return call(tx, wrap(tx, getter), [tensor]) if getter is not found else MethodVal(func=wrap(tx, found), self=tensor)
 
 
-def replaced_operator() -> str | None:
-    """The name of a method of tensors that the program has replaced, and that is called without being read."""
-    return next((name for name, found in replaced_methods().items() if name not in REFUSED_METHODS and (
+def replaced_operator(replaced: dict) -> str | None:
+    """The name of one of the methods of tensors that the program has replaced, if it is called without being read."""
+    return next((name for name, found in replaced.items() if name not in REFUSED_METHODS and (
         name.startswith("__") or type(found) not in (types.FunctionType, property) or name in METADATA or name in FACTS)), None)
 
 
