@@ -38,6 +38,7 @@ from ..ch01_graphs.graph import copy_provenance, graph_module, map_args
 from ..ch01_graphs.layouts import each_has_its_place, inside, inverse, is_dense, is_window, memory_order, overlap, same_layout
 from ..ch01_graphs.operators import leaves
 from ..ch01_graphs.shapes import expr_of
+from ..ch01_graphs.symbolic import Expr
 from ..errors import Unsupported
 from ..tables import Table
 from .aliases import Alias, GraphBuilder, Step, anchored, append_call, emit_step, fresh_alias, looks_otherwise, read, viewed_argument, write
@@ -135,21 +136,22 @@ def visit_as_strided(f: Functionalizer, node: fx.Node, alias: Alias, parent: fx.
 @VISITORS.of(aten.as_strided_copy.default, aten.as_strided_scatter.default)
 def visit_place(f: Functionalizer, node: fx.Node):
     """They count from where the memory of their operand begins; what was written to it may lie in memory of another length."""
-    names = [argument.name for argument in node.target._schema.arguments]
-    bound = dict(zip(names, node.args)) | node.kwargs
-    before, place = bound["self"].meta["val"], bound.get("storage_offset")
-    bound["self"] = read(f, f.env[bound["self"]])
-    after = bound["self"].meta["val"]
+    names, bound = bound_arguments(node)
+    given, place = read_args(f, bound), bound.get("storage_offset")
+    before, after = bound["self"].meta["val"], given["self"].meta["val"]
     if before is not after:
-        view = FakeTensor.run(aten.as_strided.default, (before, bound["size"], bound["stride"], place), {})
-        if any(isinstance(n, fx.Node) for n in (*bound["size"], *bound["stride"], place)) \
-                or not inside(view, before) or not same_layout(before, after):
+        if any(isinstance(n, Expr) for n in (*bound["size"], *bound["stride"], place)) or not same_layout(before, after) or \
+                not inside(FakeTensor.run(aten.as_strided.default, (before, bound["size"], bound["stride"], place), {}), before):
             raise Unsupported(f"{node.target} beyond the elements of a tensor that was written")
         if place is not None:
-            bound["storage_offset"] = place - before.storage_offset() + after.storage_offset()
-    if "src" in bound:
-        bound["src"] = read(f, f.env[bound["src"]])
-    f.env[node] = fresh_alias(node.meta["val"], append_call(f, node.target, tuple(map(bound.get, names))))
+            given["storage_offset"] = place - before.storage_offset() + after.storage_offset()
+    f.env[node] = fresh_alias(node.meta["val"], append_call(f, node.target, tuple(map(given.get, names))))
+
+
+def bound_arguments(node: fx.Node) -> tuple[list[str], dict[str, Any]]:
+    """The names of an operator's positional parameters, and the arguments of a call by name."""
+    names = [a.name for a in node.target._schema.arguments if not a.kwarg_only]
+    return names, dict(zip(names, node.args)) | node.kwargs
 
 
 def lie_as_before(f: Functionalizer, node: fx.Node) -> bool:
@@ -231,7 +233,7 @@ def check_no_overlap(f: Functionalizer, node: fx.Node, targets: list) -> None:
 def visit_mutation(f: Functionalizer, node: fx.Node):
     op, written = node.target, written_arguments(node.target)
     check_no_metadata_change(op)
-    bound = dict(zip([a.name for a in op._schema.arguments if not a.kwarg_only], node.args)) | node.kwargs
+    _, bound = bound_arguments(node)
     targets = [bound.get(a.name) for a in written]
     check_no_overlap(f, node, targets)
     if op is aten.copy_.default:
