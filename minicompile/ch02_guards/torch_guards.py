@@ -369,7 +369,11 @@ def methods_are(expected) -> bool:
     return len(replaced) == len(expected) and all(name in replaced and is_found(replaced[name], found) for name, found in expected)
 
 
-@guard_kind("TENSOR_METHODS", lambda g: f"the methods of tensors are PyTorch's, but for {', '.join(dict(g.expected)) or 'none'}",
+def methods_in_words(g) -> str:
+    return "the methods of tensors are PyTorch's" + (f", but for {', '.join(dict(g.expected))}" if g.expected else "")
+
+
+@guard_kind("TENSOR_METHODS", methods_in_words,
             lambda replaced: tuple((name, weakly_found(found)) for name, found in replaced.items()),
             lambda g: [(WATCHED, weakly(torch.Tensor))])
 def tensor_methods(g, x, const):

@@ -1,7 +1,34 @@
 # %% [markdown]
 # # Chapter 3: capture
 #
-# From a Python function to a graph, without asking the function's author for anything. In reading order:
+# Chapter 1 recorded a function by running it. What Python does between two operators leaves no trace in a recording: a branch that was
+# taken, a list that grew, an attribute that was read, and so nobody could tell whether the recording holds for the next call. This
+# chapter watches the program itself, without asking its author for anything. The text of a function may be missing. What is always
+# there is its bytecode, which CPython executes on a stack of objects. That of `centred` (chapter 1), in Python 3.11:
+#
+#     LOAD_FAST x
+#     LOAD_FAST x
+#     LOAD_METHOD mean
+#     LOAD_CONST 1
+#     LOAD_CONST True
+#     CALL
+#     BINARY_OP -
+#     RETURN_VALUE
+#
+# Here a machine written in Python executes it, on a stack of *records* that stand for objects. `LOAD_FAST` pushes the record of
+# `x`, which says where `x` came from and what its fake is. `LOAD_METHOD` finds `mean` among the methods of tensors, with a
+# guard that it is PyTorch's. `CALL` and `BINARY_OP` run the operation on the fakes, write a line into the graph, and push the
+# record of its result. `RETURN_VALUE` ends it:
+#
+#     x: f32[64, 256] = input
+#     mean: f32[64, 1] = x.mean(1, keepdim=True)
+#     sub: f32[64, 256] = sub(x, mean)
+#     return (sub,)
+#
+# At the end of the chapter you can follow a function instruction by instruction to its graph, guards and side effects, say what capture
+# knows of an object when it meets it, and teach it another feature of Python.
+#
+# In reading order:
 #
 # 1. `hook.py` and `frame_hook.c` get hold of a frame before its first instruction runs (`no_hook.py`: without CPython's headers);
 # 2. `tracer.py`, what a trace has written so far; `values.py` (with `exceptions.py` and `lookup.py`), `interpreter.py` (with

@@ -10,8 +10,8 @@
 # `F.gelu(x).sum(1)` of a bfloat16 tensor is two ATen calls. This is what they come to (printed by `print_graph`). The GELU is
 # computed in float32 and rounded once, the sum adds up in float32, and all operands of a node have one dtype:
 #
-#     arg0: bf16[4, 8] = input
-#     _to_copy_default: f32[4, 8] = aten._to_copy.default(arg0, dtype=torch.float32)
+#     x: bf16[4, 8] = input
+#     _to_copy_default: f32[4, 8] = aten._to_copy.default(x, dtype=torch.float32)
 #     mul_tensor: f32[4, 8] = aten.mul.Tensor(_to_copy_default, 0.5)
 #     mul_tensor_1: f32[4, 8] = aten.mul.Tensor(_to_copy_default, 0.7071067811865476)
 #     erf_default: f32[4, 8] = aten.erf.default(mul_tensor_1)

@@ -5,6 +5,27 @@
 # for only then can a later stage see that two of them visit the same ones. `lower(graph)` gives a `Program`
 # of loops and library calls; `run_program` runs it, slowly and strictly.
 #
+# The three primitives of `x - x.mean(1, keepdim=True)` (chapter 6) become two loops. The first makes one sum for each `i0`, by
+# walking along `r0`. The second makes one element for each `i0` and `i1`; the division is in there as well, since its result is
+# not needed in memory. `x[256*i0 + r0]` is the element of `x` so many elements after the first.
+#
+#     inputs: x
+#     loop0: for i0 < 64 reduce r0 < 256    # sum_dim_int_list
+#         v0: f32 = load x[256*i0 + r0]
+#         v1: f32 = reduce(sum, v0)
+#         buf0[i0] = v1
+#     loop1: for i0 < 64, i1 < 256    # div_tensor, sub_tensor
+#         v0: f32 = load x[256*i0 + i1]
+#         v1: f32 = load buf0[i0]
+#         v2: f32 = constant(256.0)
+#         v3: f32 = truediv(v1, v2)
+#         v4: f32 = sub(v0, v3)
+#         buf1[256*i0 + i1] = v4
+#     return buf1[64, 256]:256,1
+#
+# At the end of the chapter you can read such a program, write the lowering of an operator, and say why a view, a broadcast or a `cat` has
+# no loop of its own.
+#
 # Read `ir` for the language, `builder` for how a body is written, and `lazy` for the one idea behind the
 # rest: a tensor is a function from an index to an element until somebody needs it in memory. `pointwise`, `reductions`
 # and `views` have what the lowerings of a family share, `updates` what is written in place, `externs` what stays a library

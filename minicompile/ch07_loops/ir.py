@@ -9,8 +9,8 @@
 # `relu(x @ w).sum(0)` for `x: [3, 4]` and `w: [4, 5]` is a library call and one loop
 # (`print_program` of `verify` shows it so; `[3, 4]:4,1` are sizes and strides):
 #
-#     inputs: arg0, arg1
-#     extern0: buf0 = aten.mm.default(arg0[3, 4]:4,1, arg1[4, 5]:5,1)
+#     inputs: x, w
+#     extern0: buf0 = aten.mm.default(x[3, 4]:4,1, w[4, 5]:5,1)
 #     loop1: for i0 < 5 reduce r0 < 3    # full_default, maximum_default, sum_dim_int_list
 #         v0: f32 = load buf0[i0 + 5*r0]
 #         v1: f32 = constant(0.0)

@@ -80,7 +80,7 @@ def result_buffers(g: Lowering, fakes, dims, keepdim: bool):
 # The column sums of 16,384 rows, for a GPU of 132 processors:
 #
 #     loop0: for i0 < 32, i1 < 384 reduce r0 < 512    # sum_dim_int_list
-#         v0: f32 = load arg0[196608*i0 + i1 + 384*r0]
+#         v0: f32 = load x[196608*i0 + i1 + 384*r0]
 #         v1: f32 = reduce(sum, v0)
 #         buf1[384*i0 + i1] = v1
 #     loop1: for i0 < 384 reduce r0 < 32    # sum_dim_int_list
@@ -88,7 +88,7 @@ def result_buffers(g: Lowering, fakes, dims, keepdim: bool):
 #         v1: f32 = reduce(sum, v0)
 #         buf0[i0] = v1
 #
-# Of 1,576 rows the last of 24 blocks of 66 is short, and its load is masked: `load arg0[25344*i0 + i1 + 384*r0] if v2`, where `v2`
+# Of 1,576 rows the last of 24 blocks of 66 is short, and its load is masked: `load x[25344*i0 + i1 + 384*r0] if v2`, where `v2`
 # is `66*i0 + r0 < 1576`.
 #
 # Column sums over something that has numbers per row, as in the gradients of a layer norm, come with a

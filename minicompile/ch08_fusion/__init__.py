@@ -8,11 +8,11 @@
 # For example, `x - x.mean(1, keepdim=True)` of 64 by 256 numbers is two loops:
 #
 #     loop0: for i0 < 64 reduce r0 < 256    # sum_dim_int_list
-#         v0: f32 = load arg0[256*i0 + r0]
+#         v0: f32 = load x[256*i0 + r0]
 #         v1: f32 = reduce(sum, v0)
 #         buf0[i0] = v1
 #     loop1: for i0 < 64, i1 < 256    # div_tensor, sub_tensor
-#         v0: f32 = load arg0[256*i0 + i1]
+#         v0: f32 = load x[256*i0 + i1]
 #         v1: f32 = load buf0[i0]
 #         v2: f32 = constant(256.0)
 #         v3: f32 = truediv(v1, v2)
@@ -34,6 +34,9 @@
 #         v3: f32 = truediv(v1, v2)
 #         v4: f32 = sub(v0, v3)
 #         out0[256*i0 + r0] = v4
+#
+# At the end of the chapter you can say of two loops whether they become one kernel, and if not, which reason was
+# recorded; in which order steps run, and whose memory a result takes over.
 #
 # In reading order:
 #

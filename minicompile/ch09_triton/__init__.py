@@ -22,6 +22,9 @@
 # With `XBLOCK` 1 and `RBLOCK` 256 there are 64 programs, a row each. A row is one tile: it is loaded once, stays in registers
 # while its sum is found, and is written once. Both blocks divide their lengths, so there is no mask.
 #
+# At the end of the chapter you can read the Triton text of any kernel, say why it has the shape and the blocks that it has, and what
+# lies between a text and a launch.
+#
 # In reading order:
 #
 # 1. `ops`: a scalar operation as text (the table is in `rules`);

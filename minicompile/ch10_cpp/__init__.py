@@ -44,6 +44,9 @@
 # The row is walked twice, since a mean needs all of it. The division stands between the walks: it does not vary along the
 # row. (The sums of longer rows are cut into chunks, and larger nests get threads.)
 #
+# At the end of the chapter you can read the C++ text of any kernel, say which of its loops are vectorised or shared among threads,
+# and why its numbers are eager's.
+#
 # In reading order:
 #
 # 1. `ops`: a scalar operation as text, with PyTorch's meaning;
