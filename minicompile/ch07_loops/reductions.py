@@ -74,8 +74,8 @@ def result_buffers(g: Lowering, fakes, dims, keepdim: bool):
 # processors would use twelve of them. A large reduction with few results is therefore done in two loops: the
 # first reduces blocks, the second reduces the results of the blocks. The plan says into how many blocks each
 # reduced dim is cut; slow dims are cut first, so that a block stays contiguous. Exact divisors are preferred.
-# Where there is none, the last block is short and the loads beyond the end are masked: 197 rows are 25 blocks of 8. (19 blocks of 11, of
-# which a tile of 16 is filled to two thirds, take 66 us in the gradient of a layer norm, and these 37.)
+# Where there is none, the last block is short and the loads beyond the end are masked: 197 rows are 25 blocks of 8. (Of 19 blocks of 11
+# each would fill a tile of 16 to two thirds.)
 #
 # The column sums of 16,384 rows, for a GPU of 132 processors:
 #

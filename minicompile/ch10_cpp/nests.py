@@ -176,7 +176,7 @@ def _expression(e: Emitter, value: Value, scope: Scope) -> str:
 # A masked load is a branch, because the masked elements may lie outside of the memory, and a loop with a branch is
 # not made into vector instructions. Where the position is inside of the memory whatever the mask says, as in
 # `y[:, 0] += 1`, whose `select_scatter` reads the one column at every index, the load comes first and the mask
-# selects: 4 million elements in 1 ms in place of 22.
+# selects.
 
 # %%
 def stays_inside(layout: Layout, index) -> bool:

@@ -84,7 +84,7 @@ def draws(numel: int, threads: int) -> int:
 # draws the same numbers again: attention. Its forward pass also advances the generator by exactly one for each pair of a query and a
 # key. So a recording contains an attention of `count` queries and one key, whose result nobody reads.
 #
-# That kernel takes 6 us, half of what is to be saved. It waits for nothing, though: the order in which calls are *recorded* is what fixes
+# That kernel takes time of its own. It waits for nothing, though: the order in which calls are *recorded* is what fixes
 # their places in the stream, not the order in which they run. So these kernels are recorded on a stream of their own, which
 # joins the program where the place is needed, and run beside what comes before. PyTorch uses memory of that stream again for that stream as
 # soon as it is free, when a kernel of the other may still read it. So all places of a recording are kept until the next recording.
