@@ -6,7 +6,10 @@
 # running the program once, with a recorder below it, on tensors that have no numbers, since only their shapes, dtypes and places in
 # memory are asked for.
 #
-# One function goes through the openings of all chapters. It moves each row of a matrix so that its mean is zero:
+# The pages before this one tell how one comes to that. Here begins the code of the chapter, module by module, and the code of each
+# chapter begins with a page like this.
+#
+# One function goes through these openings. It moves each row of a matrix so that its mean is zero:
 #
 #     def centred(x):
 #         return x - x.mean(1, keepdim=True)
@@ -32,13 +35,13 @@
 #
 # In reading order:
 #
-# 1. `fake`: tensors without numbers, and the mode under which a program runs on them;
-# 2. `graph`: the list of operators, what it means, how it is printed; `trace`: the recorder;
-# 3. `operators`: one operator on fakes, from the first refusal to the result; `layouts`: where elements lie; `corrections`:
-#    where the shape code of PyTorch is wrong; `refusals`: errors that only a kernel raises; `recipes`: answers that are kept;
-# 4. `symbolic` and `floats`: expressions in sizes and numbers that are not known yet; `shapes`: how PyTorch's shape code computes
-#    with them; `composites`: operators that insist on numbers;
-# 5. `generators`: where random numbers come from.
+# 1. `fake.py`: tensors without numbers, and the mode under which a program runs on them;
+# 2. `graph.py`: the list of operators, what it means, how it is printed; `trace.py`: the recorder;
+# 3. `operators.py`: one operator on fakes, from the first refusal to the result; `layouts.py`: where elements lie; `corrections.py`:
+#    where the shape code of PyTorch is wrong; `refusals.py`: errors that only a kernel raises; `recipes.py`: answers that are kept;
+# 4. `symbolic.py` and `floats.py`: expressions in sizes and numbers that are not known yet; `shapes.py`: how PyTorch's shape code computes
+#    with them; `composites.py`: operators that insist on numbers;
+# 5. `generators.py`: where random numbers come from.
 
 # %%
 from . import recipes  # noqa: F401 (gives fakes what runs an operator on them)

@@ -59,9 +59,9 @@
 #
 # In reading order:
 #
-# 1. `sources`: how a value was reached, from an argument or a global to an attribute of an item;
-# 2. `guards` and `torch_guards`: what was assumed about it; `identity`: whom an entry keeps alive;
-# 3. `stable`: the assumptions that need no second look as long as nothing was written, `memory`: what its extension in C
+# 1. `sources.py`: how a value was reached, from an argument or a global to an attribute of an item;
+# 2. `guards.py` and `torch_guards.py`: what was assumed about it; `identity.py`: whom an entry keeps alive;
+# 3. `stable.py`: the assumptions that need no second look as long as nothing was written, `memory.py`: what its extension in C
 #    asks of many tensors at once;
-# 4. `codegen`: from all assumptions of an entry to one function;
-# 5. `cache`: several entries for one function, and when to give up.
+# 4. `codegen.py`: from all assumptions of an entry to one function;
+# 5. `cache.py`: several entries for one function, and when to give up.

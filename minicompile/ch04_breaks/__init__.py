@@ -44,5 +44,5 @@
 #
 # At the end of the chapter you can say where a function will be cut, what runs between two graphs, and what each cut costs.
 #
-# In reading order: `breaks` decides where to cut and writes the part before; `resume` makes a function of the rest and `steps` one of the
-# breaking instruction; `bytecode` is the assembler that both need.
+# In reading order: `breaks.py` decides where to cut and writes the part before; `resume.py` makes a function of the rest and
+# `steps.py` one of the breaking instruction; `bytecode.py` is the assembler that both need.

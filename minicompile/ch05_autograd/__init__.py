@@ -42,13 +42,14 @@
 #
 # In reading order:
 #
-# 1. `aliases`: tensors that share memory; `schemas`: what an operator writes; `functionalize`: a graph in which nothing is written;
-# 2. `joint`: forward and backward, recorded in one graph; `cleanup`: what of it is dead or computed twice;
-# 3. `partition`: what to save and what to compute again, as a minimum cut; `maxflow`: the algorithm behind it;
-# 4. `region`: the two halves as one node of the engine; `outputs`: what the caller gets; `callables`: the state around compiled code;
-#    `undefined`: gradients that never arrive;
-# 5. `second`: derivatives of derivatives;
-# 6. `runtime`: the stage, which calls all of this in order.
+# 1. `aliases.py`: tensors that share memory; `schemas.py`: what an operator writes; `functionalize.py`: a graph in which
+#    nothing is written;
+# 2. `joint.py`: forward and backward, recorded in one graph; `cleanup.py`: what of it is dead or computed twice;
+# 3. `partition.py`: what to save and what to compute again, as a minimum cut; `maxflow.py`: the algorithm behind it;
+# 4. `region.py`: the two halves as one node of the engine; `outputs.py`: what the caller gets; `callables.py`: the state around
+#    compiled code; `undefined.py`: gradients that never arrive;
+# 5. `second.py`: derivatives of derivatives;
+# 6. `runtime.py`: the stage, which calls all of this in order.
 
 # %%
 from .rules import batch_norm, views  # noqa: F401  (they register)

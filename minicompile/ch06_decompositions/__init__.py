@@ -23,7 +23,7 @@
 # At the end of the chapter you can write the rule of an operator, say what later stages may take for granted about a graph, and
 # tell which promise about dtypes, strides or empty tensors a rule can break.
 #
-# In reading order: `primitives`, the target language; `table`, how a translation is written; `decompose`, which runs the table
+# In reading order: `primitives.py`, the target language; `table.py`, how a translation is written; `decompose.py`, which runs the table
 # over a graph. The translations themselves are in `rules`, by subject. `python -m minicompile.ch06_decompositions` prints the
 # dialect.
 

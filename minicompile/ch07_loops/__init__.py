@@ -26,8 +26,8 @@
 # At the end of the chapter you can read such a program, write the lowering of an operator, and say why a view, a broadcast or a `cat` has
 # no loop of its own.
 #
-# Read `ir` for the language, `builder` for how a body is written, and `lazy` for the one idea behind the
-# rest: a tensor is a function from an index to an element until somebody needs it in memory. `pointwise`, `reductions`
-# and `views` have what the lowerings of a family share, `updates` what is written in place, `externs` what stays a library
-# call. `table` has the lowerings of single operators, which are in `rules`, by subject. `lower` walks the graph, `reference` executes
-# loops, `verify` checks and prints them.
+# Read `ir.py` for the language, `builder.py` for how a body is written, and `lazy.py` for the one idea behind the rest: a
+# tensor is a function from an index to an element until somebody needs it in memory. `pointwise.py`, `reductions.py` and
+# `views.py` have what the lowerings of a family share, `updates.py` what is written in place, `externs.py` what stays a library
+# call. `table.py` has the lowerings of single operators, which are in `rules`, by subject. `lower.py` walks the graph,
+# `reference.py` executes loops, `verify.py` checks and prints them.

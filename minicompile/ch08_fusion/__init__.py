@@ -40,11 +40,11 @@
 #
 # In reading order:
 #
-# 1. `kernel`: what comes out, the contract with the code generators;
-# 2. `dependencies`: who touches which memory, and what must run before what;
-# 3. `iteration` and `alignment`: how two loops come to run over the same variables;
-# 4. `groups`, `legality` and `fuse`: kernels in the making, whether two may be one, and which pairs are tried in which order;
-# 5. `build` and `canonical`: from groups to kernels, and kernels that are equal but for names;
-# 6. `memory`: the order of steps, and who gets which memory; `lists`: many equal kernels as one launch;
-# 7. `reference`: kernels, executed, and what they must obey;
-# 8. `values`: where both code generators begin. The loops of a kernel are linked to one graph of values.
+# 1. `kernel.py`: what comes out, the contract with the code generators;
+# 2. `dependencies.py`: who touches which memory, and what must run before what;
+# 3. `iteration.py` and `alignment.py`: how two loops come to run over the same variables;
+# 4. `groups.py`, `legality.py` and `fuse.py`: kernels in the making, whether two may be one, and which pairs are tried in which order;
+# 5. `build.py` and `canonical.py`: from groups to kernels, and kernels that are equal but for names;
+# 6. `memory.py`: the order of steps, and who gets which memory; `lists.py`: many equal kernels as one launch;
+# 7. `reference.py`: kernels, executed, and what they must obey;
+# 8. `values.py`: where both code generators begin. The loops of a kernel are linked to one graph of values.

@@ -27,8 +27,8 @@
 #
 # In reading order:
 #
-# 1. `ops`: a scalar operation as text (the table is in `rules`);
-# 2. `tiling`: which variables share an axis of a tile, and index expressions as text; `reductions`: folding an axis;
-# 3. `heuristics`: how large tiles are;
-# 4. `passes`: what is done to a kernel's graph of values first; `emit`: the text of a whole kernel;
-# 5. `launch` and `worker`: compiling in other processes, loading, launching; `interpreted`: kernels without a GPU.
+# 1. `ops.py`: a scalar operation as text (the table is in `rules`);
+# 2. `tiling.py`: which variables share an axis of a tile, and index expressions as text; `reductions.py`: folding an axis;
+# 3. `heuristics.py`: how large tiles are;
+# 4. `passes.py`: what is done to a kernel's graph of values first; `emit.py`: the text of a whole kernel;
+# 5. `launch.py` and `worker.py`: compiling in other processes, loading, launching; `interpreted.py`: kernels without a GPU.

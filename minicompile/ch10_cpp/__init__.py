@@ -49,7 +49,7 @@
 #
 # In reading order:
 #
-# 1. `ops`: a scalar operation as text, with PyTorch's meaning;
-# 2. `nests`: scopes, loops, and where a value is computed;
-# 3. `emit`: pointwise kernels and the function around a nest; `reductions`: rows and columns;
-# 4. `build`: from texts to functions that Python can call. `prelude.h`, `reductions.h` and `launch.h` go with every text.
+# 1. `ops.py`: a scalar operation as text, with PyTorch's meaning;
+# 2. `nests.py`: scopes, loops, and where a value is computed;
+# 3. `emit.py`: pointwise kernels and the function around a nest; `reductions.py`: rows and columns;
+# 4. `build.py`: from texts to functions that Python can call. `prelude.h`, `reductions.h` and `launch.h` go with every text.

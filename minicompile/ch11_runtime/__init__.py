@@ -30,7 +30,7 @@
 #
 # In reading order:
 #
-# 1. `host`: the program that calls the kernels;
-# 2. `cudagraphs`: recordings that are safe to use; `recorder`: what records;
-# 3. `numbers`: learning rates and counters, which change while a recording does not;
-# 4. `collector`: Python's garbage collector, held back meanwhile.
+# 1. `host.py`: the program that calls the kernels;
+# 2. `cudagraphs.py`: recordings that are safe to use; `recorder.py`: what records;
+# 3. `numbers.py`: learning rates and counters, which change while a recording does not;
+# 4. `collector.py`: Python's garbage collector, held back meanwhile.

@@ -40,10 +40,11 @@
 #
 # In reading order:
 #
-# 1. `backward`: the engine as one node, the leaves that it finds, gradients that are cleared;
-# 2. `slots`: what a program sees of it in its tensors; `hooks`: functions that the engine calls; `data`: tensors that get other memory;
-# 3. `optimizers`: decorators, learning rates, counters, the state of the first step, schedulers;
-# 4. `memory`: what forward keeps for backward, when both are one graph.
+# 1. `backward.py`: the engine as one node, the leaves that it finds, gradients that are cleared;
+# 2. `slots.py`: what a program sees of it in its tensors; `hooks.py`: functions that the engine calls; `data.py`: tensors
+#    that get other memory;
+# 3. `optimizers.py`: decorators, learning rates, counters, the state of the first step, schedulers;
+# 4. `memory.py`: what forward keeps for backward, when both are one graph.
 
 # %%
 from . import backward, data, hooks, optimizers, slots  # noqa: F401 (they fill tables of chapter 3)

@@ -29,4 +29,4 @@
 # not copied. `contiguous_4` is the border. The caller gets the strides that eager would have given.
 #
 # At the end of the chapter you can say where a program sees how a tensor lies, and how to change a layout everywhere else. There is one
-# module, `layouts`.
+# module, `layouts.py`.
