@@ -57,6 +57,13 @@ def _check_alone(first, others) -> None:
         raise NotKept
 
 
+# %% [markdown]
+# The *question* is a tuple that can be a key of a dictionary. `asked` says what of an argument belongs into it. A tensor is its
+# shape, strides, offset, dtype and device; which tensor it is, is not asked. A number that the operator treats as data
+# (`FLOATS_ARE_DATA`) is only "a float", so that a learning rate of another step is the same question. What could answer in
+# another way next time, such as a tensor with symbolic sizes, raises `NotKept`, and the operator runs.
+
+# %%
 def asked(x, floats: bool):
     """What an answer may depend on, of one argument. floats: whether the values of floats are none of it."""
     kind = type(x)
@@ -72,6 +79,13 @@ def asked(x, floats: bool):
     raise NotKept
 
 
+# %% [markdown]
+# The *answer* must not be kept as it is: the next call wants new tensors, which nobody else writes to. So `_recipe` writes down
+# how to make each result, and `_made` does it. A result is the first argument itself, or a window on its memory (`view`,
+# `expand`), or it has memory of its own, which begins and ends with it; a list is a list of recipes. A result in the memory of
+# another argument, or in memory that is larger than it is, has no recipe.
+
+# %%
 class Same:
     """In a recipe: the first argument."""
 
@@ -118,6 +132,11 @@ def _made(kind, how, first):
     return kind([_made(*part, first) for part in how]) if kind is list or kind is tuple else how
 
 
+# %% [markdown]
+# An operator on lists is asked for one item of each form. If it writes, the items of one form must also share their memory in
+# the same way among the lists (`_memory_in_common`), and the version counters of those that were left out are raised here.
+
+# %%
 def _memory_in_common(tensors) -> tuple:
     """Which of some tensors share their memory."""
     keys = [storage_key(x) if isinstance(x, FakeTensor) else None for x in tensors]
@@ -147,6 +166,10 @@ def ask_by_form(func, args, kwargs):
         return run_on_fakes(func, args, kwargs)
 
 
+# %% [markdown]
+# `fake_call` puts it together: may it be kept, what is the question, is there a recipe, and otherwise run and keep one.
+
+# %%
 def fake_call(func, args, kwargs):
     """Run one ATen operator on fakes, or make again what it gave for such arguments."""
     if not _may_be_kept(func):

@@ -49,6 +49,10 @@ def frame_parameters(code) -> list[str]:
 # The emitter writes the text twice. The first time every source gets a variable, whether it pays or not:
 # `__v7 = __v6['weight']`. Counting how often each variable occurs tells which sources have several uses;
 # the second time, only those get a variable, and the others are written where they are needed.
+#
+# An `Emitter` is called with an object to get a name for it in the globals of the text, `read` gives the text that reads a
+# source, and `check` appends the line of a guard. What a memo answers, `read` takes from its tuple, `__w[3]`, and notes in
+# `outputs` that it was wanted.
 
 # %%
 @dataclass

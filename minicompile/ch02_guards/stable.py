@@ -294,6 +294,12 @@ class Plan:
 # %% [markdown]
 # `add` puts a thing behind the one that holds it, which makes the order. `make_memo` adds all that guards look at and all that is to be
 # answered, and then numbers the places: arguments first, then classes and functions, then what lies in things.
+#
+# It does so in this order. What is looked at and what is to be answered goes into the plan, each thing behind its holder. An
+# object that is looked at as a dictionary or list anyway needs no look of its own. Then all places have numbers, and the things
+# are written down with them. `same` are places that must hold the same object as at the last full check, `tensors` those of tensors
+# whose metadata is asked, and at those that are `movable` another object will do (next section). `watch_thing` takes a function
+# apart: its code, its defaults and its keyword defaults can be exchanged, so each is a place.
 
 # %%
 def make_memo(scope: Scope, roots, looks, outputs):

@@ -188,6 +188,9 @@ def in_namespace(frame, name) -> AbstractValue | None:
 # %% [markdown]
 # Until a name is stored there, reading it goes on to the cells and globals around the class. At the end the
 # namespace is what the class is made of (`library/classes.py`).
+#
+# A write to a global goes into `attrs` of the record that stands for the module's namespace, in front of the real one, and is
+# made for real at the end (`effects.py`). Reading it first, as `del` does, adds the guard that there is one.
 
 # %%
 @opcode("LOAD_NAME")

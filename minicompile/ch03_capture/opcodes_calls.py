@@ -176,7 +176,9 @@ def pop_except(tx, frame, i, handling):
 # `except*` takes an ExceptionGroup apart: the members of the given classes are in a group of their own, which
 # is then what is being handled, and the clause after it sees the rest.
 #
-# A group may hold groups, so `split_group` calls itself.
+# A group may hold groups, so `split_group` calls itself, and gives two values: the part that matches and the rest, each a group of the
+# same shape (`derived_group`), or nothing. An exception that is no group is put into one before the clause sees it. At the end CPython
+# puts together what no clause has taken and what the clauses have raised; if there is any of it, the frame stays plain Python.
 
 # %%
 @opcode("CHECK_EG_MATCH")

@@ -68,6 +68,14 @@ def varying_item(tx: Tracer, container: TupleVal | ListVal, key: AbstractValue) 
     return wrap(tx, real, source) if type(real) in TENSOR_TYPES else None
 
 
+# %% [markdown]
+# The source of such a number is the call itself. For `round(lr * 10, 2)` of a varying `lr` it holds the name `round`, the
+# expression `lr * 10`, the text `2`, and where the entry finds `lr`. `application` makes it, and calls the function once, on
+# the numbers of this call: the trace goes on with what that gives. `argument_at` does the same for one argument. A constant is
+# its text, a number that varies its expression, a tuple or a slice another call, whose function puts the parts together
+# (`as_tuple`, `slice`). What has no text raises `NotConstant`, and so does a function that raises for these numbers, which is
+# then for the program to see.
+
 # %%
 def application(tx: Tracer, function, args, named: dict) -> tuple:
     """The source of function(*args, **named), and what it gives now. Raises NotConstant: where it raises for these very numbers, and for

@@ -525,6 +525,10 @@ def refuse_unhashable(value):
 # The last functions guard what a program has learned about the keys. `guard_keys` is for somebody who looked at
 # all of them: the length of a list, the keys of a dictionary in order. `guard_missing` is for somebody who found
 # nothing: the dictionary may change as it likes, as long as this one key stays away.
+#
+# `key_in` is the look-up. A key that is compared by identity raises a question for later calls in both outcomes. Found: the
+# object that is looked for must be that very object again. Not found: it must be none of the objects in the keys. Objects to
+# which a source leads are guarded when they are wrapped; for the others the guard names them as constants.
 
 # %%
 def key_in(tx, dictionary: DictVal, value: AbstractValue):

@@ -99,6 +99,10 @@ def leave_at(w: Walk, target, kinds, first=()):
 # when it runs. Loading the bound method always does the same in one way.
 #
 # `kinds` follows what lies on the stack.
+#
+# `dis` knows by how many slots an instruction changes the stack, which is enough for most: new slots are values. What is left
+# are instructions that push something else than a value, NULL below a callable, or that only rearrange (`COPY`, `SWAP`), and
+# stores, which change which variables are set. The order of callable and NULL was turned around in 3.13.
 
 # %%
 def execute(w: Walk, i):
@@ -171,6 +175,9 @@ def results(i) -> int:
 # Jumps. A conditional jump leaves the path on one side or on both. When a loop's iterator is exhausted,
 # CPython 3.12 and later jump *past* the `END_FOR` that they name, and 3.13 past another instruction, so
 # copies of these must stand at the exit.
+#
+# `after` and `jumped` are what lies on the stack if the jump is not taken and if it is. An unconditional jump is followed and leaves no
+# instruction. `follow` says on which side the path goes on, the other side is an exit; None makes an exit of both.
 
 # %%
 def branch(w: Walk, i, follow: bool | None):

@@ -79,6 +79,9 @@ def read_args(f: Functionalizer, tree):
 # `Alias` is made that knows its parent and the step that leads from there, and its contents are read when
 # somebody asks. Anything else is copied, with the present contents of its arguments. Batch norm has two
 # visitors of its own, because it writes to its running statistics without saying so in its schema.
+#
+# After a write a tensor may lie in memory otherwise than in eager, for the counterpart chose its own layout. A view that eager could take
+# may then be impossible (`looks_otherwise`); it is taken of a copy that lies row by row.
 
 # %%
 VISITORS = Table()           # operator whose schema lies -> its visitor (`rules/batch_norm.py`)
@@ -133,6 +136,13 @@ def visit_as_strided(f: Functionalizer, node: fx.Node, alias: Alias, parent: fx.
         raise Unsupported("as_strided beyond the elements of a tensor that was written")
 
 
+# %% [markdown]
+# The rest of the visitors are special cases. Operators that count from the beginning of their operand's memory must find the
+# same memory there, or be moved to where it is now. A layout that a write has changed makes the old fake of a result wrong, so
+# `lie_as_before` asks for it. And `getitem` takes a part of a tuple, which is a new tensor, a view of an argument (`split`), or
+# a tensor that was written.
+
+# %%
 @VISITORS.of(aten.as_strided_copy.default, aten.as_strided_scatter.default)
 def visit_place(f: Functionalizer, node: fx.Node):
     """They count from where the memory of their operand begins; what was written to it may lie in memory of another length."""
@@ -343,6 +353,13 @@ def keep_gaps(f: Functionalizer, results) -> None:
             memory.value, memory.version = append_call(f, aten.slice_scatter.default, (empty, memory.value)), memory.version + 1
 
 
+# %% [markdown]
+# `functionalize_with_mutations` is the walk. Placeholders and constants are memory that nobody has written yet. At the output,
+# inputs whose memory has a later version than at the beginning are those that the program writes, and the results are read,
+# after the two corrections above. Then come the refusals. `append_mutations` writes the final contents into the inputs, as last
+# nodes: the only writes of the new graph.
+
+# %%
 def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
     """A graph that writes nothing, and for each placeholder that `gm` writes (by name) the node of its
     final contents."""

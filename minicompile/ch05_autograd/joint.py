@@ -240,6 +240,10 @@ def places_of(recipes: list, outputs: Sequence) -> dict[int, tuple[int, bool]]:
 # operators on leaves only, and capture has already met that error if it applies. Behind the identity (which
 # the fake of an activation has passed in capture, too) it is a non-leaf. Parameters stay leaves, which autocast asks
 # for: it casts each leaf once, however often it is used, and adds up its gradients before it casts them back.
+#
+# `_tracing` and `backward_state` are the state of PyTorch around a recording. cuDNN and oneDNN are off, since their operators
+# hide from the graph what the generic ones show. An error in the recording becomes a reason to run the graph operator by
+# operator. `record_inputs` makes the placeholders.
 
 # %%
 class _tracing:
@@ -301,6 +305,16 @@ def record_inputs(recorder: Recorder, gm: fx.GraphModule, fakes: Sequence) -> tu
     return entries, leaves, position
 
 
+# %% [markdown]
+# `trace_joint` runs the captured graph on these inputs, and then the engine, under one recorder. In between it asks what is
+# only known there. Each node so far was `asked` for by the program, what follows is the engine's. Which inputs have been
+# written: those whose history or version has changed. Their final contents are returned besides the results. What eager would
+# have saved of the inputs (`kept`), which written inputs a formula has saved (`watched`), which outputs share a part of their
+# history (`overlaps`), and whether anything is saved at all (`once`) decides what the region must refuse or copy at run time
+# (`region.py`). Last, `_record_backward` asks the engine for the gradients of all leaves, with one tangent for each
+# differentiable output.
+
+# %%
 def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
     """Record forward and backward of a captured graph. fakes: one fake (or SymInt, or int) per placeholder.
     If no output depends on an input that requires a gradient, only the forward is recorded.

@@ -218,6 +218,14 @@ def readers(node: fx.Node, among: set[fx.Node]) -> list[fx.Node]:
     return [u for u in closure(node.users, lambda u: u.users if passes(u) else ()) if u in among and not passes(u)]
 
 
+# %% [markdown]
+# Who uses a value? Views and widening casts compute nothing, so `readers` looks through them, to the loops and calls that read
+# the value in the end. From these follows its `Use` in forward.
+#
+# `rereads`, `is_equality_of_floats` and `is_checkpointed` recognise the last cases of the list at the beginning; a checkpointed
+# value that leaves its checkpoint is saved after all. `must_not_recompute` is the whole list.
+
+# %%
 def rereads(node: fx.Node) -> bool:
     """Does the node combine overlapping windows of one tensor, reading each element several times?"""
     windows: dict[fx.Node, dict[fx.Node, int]] = {}

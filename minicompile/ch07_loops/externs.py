@@ -54,6 +54,9 @@ def operand(g: Lowering, op, x: Lazy, fake) -> View:
 # whoever runs the program must make true. Results that nobody reads get no name. Operators that return a
 # *view* would hand out memory that somebody else owns; PyTorch has a copying twin for each, and that is what
 # gets called.
+#
+# `operand` above has put each argument into memory, which is where a lazy tensor stops being lazy (`lazy.py`). `emit_extern` appends the
+# call to the program. `move` is the copy to another device, made once for each tensor and device; a constant moves now, not at run time.
 
 # %%
 def call_extern(g: Lowering, op):

@@ -4,6 +4,11 @@
 # `verify` is the specification of this chapter's output: names are defined before use, every index speaks
 # only of variables that exist, every buffer is written by one node. The driver runs it in debug mode and the
 # tests run it always.
+#
+# `written` grows along the program: constants and inputs are there from the beginning, each node may read what is in it and
+# adds what it writes. A buffer that updates another in place needs that one to be written before. `verify_loop` does the same
+# inside of a body, where the order is that of its values, and checks what code generators do not ask: a load has the dtype of
+# its buffer, a store has none, an index mentions loop variables, sizes and the symbols of gathers only.
 
 # %%
 from ..ch01_graphs.graph import dtype_text

@@ -257,6 +257,12 @@ def binding(step: Extern, buffers: dict) -> Callable:
     return getattr(step.op, "_op", step.op)
 
 
+# %% [markdown]
+# `write_extern` writes the call in one of three forms. `mm` and its like write into memory that the plan has allocated,
+# `out=buf2`. What returns nothing that is read is only called. All others return tensors of their own: those are named, and
+# behind each stands the question whether its strides are the promised ones.
+
+# %%
 def write_extern(w: Writer, step: Extern) -> None:
     args = [argument_text(w, a) for a in step.args]
     args += [f"{k}={argument_text(w, a)}" for k, a in step.kwargs.items()]

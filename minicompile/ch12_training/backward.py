@@ -170,6 +170,15 @@ def in_order_of_engine(tx: Tracer, outputs: list[TensorVal], leaves: list[Tensor
     return order + [i for i in range(len(leaves)) if i not in order]
 
 
+# %% [markdown]
+# ## What is refused
+#
+# The engine does more than add up when it comes to a leaf. Under `torch.distributed` gradients are reduced as they arrive. A
+# leaf that is a view has a history outside. And two inputs may be one tensor, or one may have been computed from another,
+# before the call: then a gradient has to come by a way that the trace does not see. Each of these is asked here. What can be
+# another way in the next call is guarded, what cannot be captured is a break.
+
+# %%
 def check_leaf(tx: Tracer, leaf: TensorVal):
     """What accumulating into a leaf may do beyond adding and calling hooks is not captured."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -119,6 +119,12 @@ def cross(tx: Tracer, tensors: list[TensorVal], of_module: bool) -> Crossing:
     return point
 
 
+# %% [markdown]
+# `cross` makes a point of some tensors: one node of the graph, `passed`, whose results take their place. A hook of a tensor
+# that the trace has computed goes to its point. At a leaf there is nothing behind it, so a hook there needs no point: the
+# record of `slots.py` has it in `hooks`, and in `later_hooks` those that wait until the gradient was accumulated.
+
+# %%
 @METHODS.of((TensorVal, "register_hook"))
 def register_hook(tx: Tracer, self: TensorVal, hook: AbstractValue) -> AbstractValue:
     """tensor.register_hook(hook)"""
@@ -164,6 +170,11 @@ def retain_grad(tx: Tracer, self: TensorVal) -> AbstractValue:
     return NONE
 
 
+# %% [markdown]
+# A module with full backward hooks calls a function of PyTorch's on its inputs and on its outputs. `apply_on_tensors` stands
+# for it: one point for all tensors among them.
+
+# %%
 @handles(BackwardHook._apply_on_tensors)
 def apply_on_tensors(tx: Tracer, self, fn: AbstractValue, args: AbstractValue) -> AbstractValue:
     """Pass the tensors among `args` through a node, and call `fn` with it. Returns the new `args` and the positions of the tensors."""

@@ -6,6 +6,10 @@
 #
 # `grad` is special. A program may read it, clear it and set it, and an optimizer does all three. What the
 # trace assigns is noted, read from there if somebody asks again, and assigned for real at the end.
+#
+# `Autograd` is the record. `gradients` has what `.grad` of a leaf has become in the trace, `found` what was read there before
+# anything was assigned. So `gradient_of` looks into the first, then into the second, and only then wraps the real attribute,
+# with a guard.
 
 # %%
 from dataclasses import dataclass, field
@@ -53,6 +57,12 @@ def gradient_of(tx: Tracer, leaf: TensorVal) -> AbstractValue:
     return notes.found[leaf]
 
 
+# %% [markdown]
+# Assigning is noting. Eager checks what is assigned to `.grad` (shape, dtype, device), so it is checked here, and what eager
+# would refuse is left to it. In code that the compiled function may run more than once, or not at all, nothing may be assigned
+# (`pure_since`).
+
+# %%
 def set_gradient(tx: Tracer, leaf: TensorVal, gradient: AbstractValue):
     """`leaf.grad = gradient`; it happens at the end of the compiled function."""
     if leaf.real is not None and not leaf.real.is_leaf:
@@ -65,6 +75,12 @@ def set_gradient(tx: Tracer, leaf: TensorVal, gradient: AbstractValue):
     autograd(tx).gradients[leaf] = gradient
 
 
+# %% [markdown]
+# Chapter 3 asks tables for what it does not know about tensors. Here are the entries: what writing `x.grad` and
+# `x.requires_grad` does, and what reading `x.grad` and `x.retains_grad` gives. Of a tensor that is no leaf eager gives None and
+# a warning, and so the question is left to the general case.
+
+# %%
 SETTERS = Table()            # name -> function(tx, tensor, value or None)
 
 
@@ -91,6 +107,12 @@ TENSOR_ATTRIBUTES.update({
     "retains_grad": lambda tx, tensor: const(tensor in autograd(tx).retained) if tensor.is_leaf or tensor.real is None else NotImplemented})
 
 
+# %% [markdown]
+# Two leaves of the trace have two slots. If the next call passes one tensor for both, there is one slot, to which both
+# gradients are added. So they are guarded to be different, those among them that could be the same at all: of one class, dtype
+# and number of dims.
+
+# %%
 def guard_apart(tx: Tracer, tensors):
     """`tensors`, those of them that are inputs, are different ones: one that came twice would have one gradient."""
     alike: dict = {}
