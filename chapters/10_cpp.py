@@ -372,7 +372,7 @@ print(part(softmax, "float kept", "    const float v9"))
 # `b` and `q`. The mean of all is between the two, nearer to the larger part. And each square was taken around the
 # wrong mean. The correction depends only on the distance `b - a` of the two:
 #
-# $$p + q + (b - a)^2 \, \frac{n m}{n + m}$$
+#     p + q + (b - a) * (b - a) * n * m / (n + m)
 #
 # Try it on (1, 3) and (5, 7, 9). The means are 2 and 7, the squares 2 and 8. Together they have the mean 5, and the
 # squares are 2 + 8 + 25 * 6/5 = 40. Directly: 16 + 4 + 0 + 4 + 16 = 40.

@@ -480,7 +480,7 @@ class Listings:
 
 
 class Walk:
-    """Frames to step through, one below the other in print. frames: (sentence, something that is shown)."""
+    """Frames to step through, one below the other in print. frames: (sentence, with `code` in it, something that is shown)."""
 
     def __init__(self, title, frames):
         self.title, self.frames = title, frames
@@ -490,7 +490,10 @@ class Walk:
             made = getattr(thing, "_repr_html_", None)
             return made() if made else f'<pre tabindex="0"><code>{html.escape(str(thing))}</code></pre>'
 
-        frames = "".join(f'<li><p>{html.escape(text)}</p>{shown(thing)}</li>' for text, thing in self.frames)
+        def said(text):
+            return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+        frames = "".join(f"<li><p>{said(text)}</p>{shown(thing)}</li>" for text, thing in self.frames)
         return (
             f'<section class="mc-walk" aria-label="{html.escape(self.title)}"><div class="mc-buttons" role="group" aria-label="Frames" '
             f'hidden>'

@@ -126,6 +126,10 @@ def test_pictures_have_a_text_alternative():
         assert "http" not in shown.replace("http://www.w3.org/2000/svg", "")
 
 
+def test_code_in_the_sentences_of_a_walk_is_set_as_code():
+    assert "<p>While it runs <code>a &lt; b</code></p>" in _lib.Walk("Frames", [("While it runs `a < b`", 1)])._repr_html_()
+
+
 def test_a_missing_name_is_noticed():
     assert defined("minicompile.ch05_autograd.partition.choose_saved")
     assert not defined("minicompile.ch05_autograd.partition.no_such_name")
@@ -145,6 +149,17 @@ def test_long_cells_of_code_are_introduced():
                     bare.append(f"{path.relative_to(ROOT)}:{cell.line}: {words} words before {len(lines)} lines")
                 words = 0
     assert bare == []
+
+
+def test_formulas_are_written_as_code():
+    """The site sets no mathematics: between dollars it would stand as it is typed."""
+    typed = []
+    for path in [*TEXTS, *sorted((ROOT / "minicompile").rglob("*.py")), ROOT / "README.md", ROOT / "ARCHITECTURE.md"]:
+        prose = "\n".join(cell.text for cell in _lib.cells(path) if cell.kind == "markdown") if path.suffix == ".py" else path.read_text()
+        for line in re.sub(r"`[^`]*`", "", prose).splitlines():
+            if not line.startswith("    ") and re.search(r"\$\$|\$[^\s$][^$]*\$|\\[a-z]{2,}\b", line):
+                typed.append(f"{path.name}: {line}")
+    assert typed == []
 
 
 def lines_of_code(text: str, first: int, last: int) -> int:

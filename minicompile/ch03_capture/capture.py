@@ -138,6 +138,11 @@ class Trace:
 # meet what cannot be captured (`Unsupported`), and the error then says at which step, so that the next
 # attempt can break the graph in front of it. In all cases the grad mode and the context managers that the
 # trace has entered are put back, because the trace has entered them for real.
+#
+# Three details. The stack of a resume function (chapter 4) begins with objects that may never be looked at, so they are `Lazy`,
+# and `WaitingStack` looks when one is taken. What was searched for in classes is guarded when the trace ends (`guard_class`);
+# of a class that the trace has made, its bases are guarded in its place. And `marked` puts notes on an error for those who
+# catch it: whether the program raises, whether nobody has asked for this frame.
 
 # %%
 WORLD = ("GRAD_MODE", "INFERENCE_MODE", "DEFAULT_DTYPE", "DETERMINISTIC", "AUTOCAST", "TORCH_FUNCTION")

@@ -44,6 +44,9 @@ from .wrap import keyed, wrap, wrap_constant
 
 # %% [markdown]
 # ## The stack
+#
+# What only moves values about. `RESUME`, `NOP` and `PRECALL` are there for CPython's own sake, and `NULL` is the empty slot
+# that it keeps below a callable which is no method.
 
 # %%
 instructions({
@@ -238,6 +241,9 @@ def delete_global(tx, frame, i):
 
 # %% [markdown]
 # ## Attributes
+#
+# `o.m()` does not make a bound method only to call it: the instruction pushes two values, the function and `o`, or a callable
+# and NULL (`callable_pair`). `super().m` has an instruction of its own from 3.12 on, which does the same.
 
 # %%
 @opcode("LOAD_ATTR")
@@ -307,6 +313,11 @@ def truth_before_jump(tx, frame, value):
 
 # %% [markdown]
 # ## Jumps
+#
+# The trace goes one way. `truth` says which (`comparisons.py`), and leaves the guard that makes it the way of the next call,
+# too; it is given the place of the jump, since a jump that only decides whether to raise is treated in another way there. The
+# jumps of `x is None` need no guard of their own, as what `x` is has been guarded when it was read. The last jump is that of a
+# loop.
 
 # %%
 instructions({"JUMP_FORWARD JUMP_BACKWARD JUMP_BACKWARD_NO_INTERRUPT": lambda tx, frame, i: jump(frame, i.argval)})

@@ -132,6 +132,10 @@ instructions({
 
 # %% [markdown]
 # ## Generators
+#
+# `YIELD_VALUE` ends the turn of a generator's frame: `Leave(yielded=True)` keeps its stack, and `advance` (`interpreter.py`)
+# goes on there. `SEND` is one turn of `yield from`: the inner generator gives a value, which goes on outwards, or it has ended,
+# and its result is that of the expression.
 
 # %%
 instructions({
@@ -153,6 +157,10 @@ def send(tx, frame, i, iterator, sent):
 
 # %% [markdown]
 # ## Exceptions and `with`
+#
+# In front of a handler CPython puts aside the exception that was being handled before (`PUSH_EXC_INFO`), and takes it back
+# behind it (`POP_EXCEPT`). A frame of the trace keeps the present one in `handling`, for a bare `raise` and for
+# `sys.exc_info()`.
 
 # %%
 instructions({

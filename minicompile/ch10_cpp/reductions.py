@@ -8,10 +8,10 @@
 #
 # What OpenMP does not know (Welford's variance, the position of a maximum) works on
 # chunks as well: the values of a chunk go to a small array that stays in the L1 cache, simple vectorised
-# loops reduce it, and the chunk's result is merged into the row's. For a row of which $n$ elements with the mean $\mu$ and the sum of
-# squared distances $q$ have been seen, and a chunk of $n_c$ elements with $\mu_c$ and $q_c$, that is
+# loops reduce it, and the chunk's result is merged into the row's. For a row of which `n` elements with the mean `m` and the sum of
+# squared distances `q` have been seen, and a chunk of `nc` elements with `mc` and `qc`, that is
 #
-# $$\delta = \mu_c - \mu, \qquad \mu' = \mu + \delta\,\frac{n_c}{n + n_c}, \qquad q' = q + q_c + \delta^2\,\frac{n\,n_c}{n + n_c}$$
+#     d = mc - m          m = m + d * nc / (n + nc)          q = q + qc + d * d * n * nc / (n + nc)
 #
 # These merging steps are C++, in `reductions.h`.
 

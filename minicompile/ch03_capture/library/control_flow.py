@@ -8,7 +8,7 @@
 # A branch on a number is Python's own `if`. A branch on the value of a tensor breaks the graph, as an `if`
 # would: to compute both sides and select would run code that the program means not to run.
 #
-# A scan becomes a tree. To scan $n$ items with an associative $\circ$, combine neighbours into $n / 2$ pairs,
+# A scan becomes a tree. To scan `n` items with an associative function, combine neighbours into `n / 2` pairs,
 # scan those (which gives every second result), and combine each with the item after it:
 #
 #     items     a         b         c         d          e
@@ -16,8 +16,8 @@
 #     scanned          a.b             (a.b).(c.d)
 #     result    a      a.b     (a.b).c     a.b.c.d     (a.b.c.d).e
 #
-# That is $2n$ combinations in $2 \log_2 n$ steps, each of which is elementwise over a slice, so that it is
-# differentiated, fused and generated as any other operation. A loop over the items would be a graph of $n$
+# (`a.b` is what the function makes of `a` and `b`.) That is `2 * n` combinations in `2 * log2(n)` steps, each of which is elementwise
+# over a slice, so that it is differentiated, fused and generated as any other operation. A loop over the items would be a graph of `n`
 # steps.
 
 # %%
