@@ -4,7 +4,7 @@ import math
 import torch
 
 from .. import behaviour, task
-from .kit import lowered, operand, program_file, questions
+from .kit import lowered, operand, program_file, questions, run_program
 
 # ---- broadcast-index -------------------------------------------------------------------------------------
 
@@ -38,7 +38,6 @@ def add_row(x, y):
            cases=lambda rng: [random_shapes(rng) for _ in range(12)],
            show=lambda c: f"x + y with x: {list(c[0])}, y: {list(c[1])}")
 def broadcast_sum(function, case):
-    from minicompile.ch07_loops.reference import run_program
     x, y = (torch.arange(float(math.prod(s))).reshape(s) * k for s, k in zip(case, (1, 100)))
     return run_program(lowered(add_row, x, y), [x, y])
 
@@ -212,7 +211,6 @@ def reduced_text(case):
 
 
 def reduced_values(function, case):
-    from minicompile.ch07_loops.reference import run_program
     fn, x = reduced_program(case)
     return run_program(lowered(fn, x), [x])
 

@@ -46,6 +46,14 @@ def lowered(fn, *inputs, **options):
     return lower(decompose(traced(fn, *inputs)), Options(**{"threads": 1, **options}))
 
 
+def run_program(program, inputs):
+    """The results of a loop program, each loop run by itself."""
+    from minicompile.ch08_fusion.fuse import fuse
+    from minicompile.ch08_fusion.groups import FusionOptions
+    from minicompile.ch11_runtime.host import compile_schedule
+    return compile_schedule(fuse(program, FusionOptions(enabled=False)), "loops")(list(inputs))
+
+
 def joint_graph(fn, *inputs):
     """The joint graph of `fn` and its backward pass, in primitives. `fn` is captured from its bytecode."""
     import inspect

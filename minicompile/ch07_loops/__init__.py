@@ -3,7 +3,7 @@
 #
 # A graph of primitives says which operators to run. This chapter says how each of them visits its elements,
 # for only then can a later stage see that two of them visit the same ones. `lower(graph)` gives a `Program`
-# of loops and library calls; `run_program` runs it, slowly and strictly.
+# of loops and library calls; `run_loop` runs a loop, slowly and strictly.
 #
 # The three primitives of `x - x.mean(1, keepdim=True)` (chapter 6) become two loops. The first makes one sum for each `i0`, by
 # walking along `r0`. The second makes one element for each `i0` and `i1`; the division is in there as well, since its result is

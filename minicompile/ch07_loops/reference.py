@@ -11,14 +11,11 @@
 
 # %%
 import math
-from dataclasses import dataclass
 
 import torch
 
-from ..ch01_graphs.floats import Float, evaluate_float
-from ..ch01_graphs.layouts import flat_storage
-from ..ch01_graphs.symbolic import Expr, evaluate, symbols
-from .ir import Extern, Loop, Program, Value, View, replay
+from ..ch01_graphs.symbolic import evaluate, symbols
+from .ir import Loop, Value, replay
 
 MOST_POINTS = 1 << 22
 
@@ -200,76 +197,3 @@ def perform_store(storage, where, value, mode, mask, grid, out_dims) -> None:
         where, value = where[mask], value[mask]
     value = value.reshape(-1).clone()       # a load of a single element is a view, maybe of this storage
     storage.index_put_((where.reshape(-1),), value, accumulate=mode == "atomic_add")
-
-# %% [markdown]
-# ## Running a program
-#
-# Every buffer is a flat storage (`flat_storage`), and a view of it is `as_strided`. A library call may come back with other
-# strides than its fake promised; then it is copied into the promised layout. Host programs must do the same.
-#
-# `run_program` is a host program by interpretation. A `Machine` has names for what a program works with: `storages` for its
-# buffers, `sizes` for its numbers. Inputs are in it from the start (`started`). A buffer is allocated when the first step writes it.
-
-# %%
-@dataclass
-class Machine:
-    """The state of a run of `program`: storages of buffers and values of symbols, by name."""
-    program: Program
-    storages: dict[str, torch.Tensor]
-    sizes: dict[str, int]
-
-    def value(self, a):
-        """A part of the arguments or outputs of a program: views as tensors, expressions as numbers."""
-        if isinstance(a, View):
-            storage, layout = self.storages[a.buffer], a.layout
-            return storage.as_strided(self.value(layout.size), self.value(layout.stride),
-                                      self.value(layout.offset) + storage.storage_offset())
-        if isinstance(a, (list, tuple)):
-            return type(a)(map(self.value, a))
-        return evaluate_float(a, self.sizes) if isinstance(a, (Expr, Float)) else a
-
-    def allocate(self, name):
-        buffer = self.program.buffers[name]
-        if buffer.alias_of is not None:
-            self.storages[name] = self.storages[buffer.alias_of]
-        elif name not in self.storages:
-            size, stride = self.value(buffer.layout.size), self.value(buffer.layout.stride)
-            device = buffer.device if torch.cuda.is_available() else "cpu"
-            self.storages[name] = flat_storage(torch.empty_strided(size, stride, dtype=buffer.dtype, device=device))
-
-
-def started(program: Program, inputs) -> Machine:
-    machine = Machine(program, {name: flat_storage(t) for name, t in program.constants.items()}, {})
-    for name, value in zip(program.inputs, inputs, strict=True):
-        if isinstance(value, torch.Tensor):
-            machine.storages[name] = flat_storage(value.detach())
-        else:
-            machine.sizes[program.symbols[name].name if name in program.symbols else name] = value
-    machine.sizes.update({symbol.name: evaluate_float(e, machine.sizes) for symbol, e in program.numbers.items()})
-    return machine
-
-
-# %% [markdown]
-# Then the steps are run in order: loops by `run_loop`, and library calls by calling them. The outputs are handed out as
-# views of the storages.
-
-# %%
-def run_program(program: Program, inputs) -> list:
-    """Run `program` on tensors and integers (one per `program.inputs`). Returns the list of outputs."""
-    machine = started(program, inputs)
-    for node in program.nodes:
-        if isinstance(node, Loop):
-            for name in node.outputs:
-                machine.allocate(name)
-            run_loop(node, machine.storages, machine.sizes)
-        else:
-            run_extern(machine, node)
-    return [machine.value(o) for o in program.outputs]
-
-
-def run_extern(machine: Machine, node: Extern) -> None:
-    out = node.op(*machine.value(node.args), **{k: machine.value(v) for k, v in node.kwargs.items()})
-    for name, result in zip(node.outputs, out if isinstance(out, (tuple, list)) else [out]):
-        if name is not None:
-            machine.allocate(name)
-            machine.value(View(name, machine.program.buffers[name].layout)).copy_(result)

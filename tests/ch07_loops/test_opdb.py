@@ -12,9 +12,10 @@ from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.trace import trace
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.lower import lower
-from minicompile.ch07_loops.reference import run_program
 from minicompile.ch07_loops.verify import verify
 from minicompile.errors import Unsupported
+
+from .helpers import run_program
 
 # The answer is random or uninitialised memory, or the meta kernel's dtypes or sizes differ from those of eager's CPU kernel.
 NO_ANSWER = {"normal", "native_batch_norm", "native_layer_norm", "linalg.eig"}
