@@ -1228,17 +1228,28 @@ def test_a_hook_beside_a_view_that_autograd_has_made_invalid():
         assert e.grad.tolist() == [0.0, 1.0, 1.0, 1.0]
 
 
-def test_the_derivative_of_a_product_of_complex_numbers_with_a_number():
-    def f(x):
-        c = torch.view_as_complex((x * 1).view(4, 3, 2))
-        c.mul_(1j)
-        return torch.view_as_real(c)
-    for backend in ("aot_eager", "cpp"):
-        leaves = [torch.arange(24.0).view(4, 6).requires_grad_() for _ in range(2)]
-        out = [run(leaf) for run, leaf in zip((f, minicompile.compile(f, backend=backend)), leaves)]
-        [(o * torch.arange(24.0).view(o.shape)).sum().backward() for o in out]
-        torch.testing.assert_close(*out)
-        torch.testing.assert_close(*(leaf.grad for leaf in leaves))
+def turned_in_place(x):
+    c = torch.view_as_complex((x * 1).view(4, 3, 2))
+    c.mul_(1j)
+    return torch.view_as_real(c)
+
+
+def diagonal_states(x):
+    return torch.exp(1j * x / (3 - 2j) - x[0, 0] * 0.1j).real
+
+
+def gradient_of_a_phase(x):
+    return torch.autograd.grad((torch.exp(1j * x) * (2 - 1j)).real.sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("f", [turned_in_place, diagonal_states, gradient_of_a_phase])
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_the_derivative_of_a_product_of_complex_numbers_with_a_number(f, backend):
+    leaves = [torch.arange(24.0).view(4, 6).div(7).requires_grad_() for _ in range(2)]
+    out = [run(leaf) for run, leaf in zip((f, minicompile.compile(f, backend=backend, fullgraph=True)), leaves)]
+    [(o * torch.arange(24.0).view(o.shape)).sum().backward() for o in out]
+    torch.testing.assert_close(*out)
+    torch.testing.assert_close(*(leaf.grad for leaf in leaves))
 
 
 def names_of_callers():

@@ -50,10 +50,10 @@ aten = torch.ops.aten
 # real one that the program brought along, and becomes a constant of the graph; a fake that is not in there belongs to
 # another recording, which is a mistake of ours.
 #
-# Three operators are no ordinary nodes. Questions with a number for an answer (`IN_NUMBERS`) are answered. A `detach` is
+# Four operators are no ordinary nodes. Questions with a number for an answer (`IN_NUMBERS`) are answered. A `detach` is
 # another fake for the same node, since it matters to autograd alone. What turns a tensor into a view of itself, such
 # as `t_()`, is written as the view that it is, and `_keep_metadata` sees to it that the nodes before it keep a fake
-# of the old shape.
+# of the old shape. And the conjugate of a Python number, which the derivative of `z * 1j` needs, is a number again (`numbers`).
 #
 # Each node is told where it comes from. In the forward pass that is `provenance`, which whoever runs the program has
 # set. In the backward pass the engine decides what runs, so the recorder asks which autograd node is at work, and looks
@@ -76,6 +76,7 @@ class Recorder(DispatchMode):
         self.passes = self.backward = 0
         self.grad_provenance: dict = {}
         self.tangents_of: dict = {}
+        self.numbers: dict[int, tuple[Any, complex]] = {}
 
     def placeholder(self, name: str, value) -> fx.Node:
         node = self.graph.placeholder(name)
@@ -107,8 +108,10 @@ class Recorder(DispatchMode):
             return fake_call(func, args, kwargs)
         if func is aten.detach.default and isinstance(args[0], FakeTensor):
             return self._alias(args[0])
+        if self.numbers:
+            args, kwargs = map_args(self._number_of, (args, kwargs))
         if func is aten._conj.default and not isinstance(args[0], torch.Tensor):
-            raise Unsupported("the derivative of a product of complex numbers with a Python number")
+            return self._as_tensor(args[0].conjugate())
         args, kwargs = settle_floats(func, args, kwargs)
         node_args, node_kwargs = map_args(self.node_of, (args, kwargs))
         target = func
@@ -143,6 +146,15 @@ class Recorder(DispatchMode):
         self.nodes[id(before)] = before, node
         for earlier in self.graph.nodes:
             earlier.meta["val"] = pytree.tree_map(lambda x: before if x is fake else x, earlier.meta["val"])
+
+    def _as_tensor(self, number: complex):
+        """A tensor for the engine, which asks for one; the operators that get it are recorded with the number."""
+        stand_in = FakeTensor(torch.tensor(number, device="meta"), torch.device("cpu"))
+        self.numbers[id(stand_in)] = stand_in, number
+        return stand_in
+
+    def _number_of(self, value):
+        return self.numbers.get(id(value), (None, value))[1]
 
     def _alias(self, fake):
         meta = fake.meta.detach() if isinstance(fake, FakeTensor) else fake.detach().to("meta")    # a constant is real
