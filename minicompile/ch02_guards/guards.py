@@ -333,6 +333,12 @@ def base_no_key(g, x, const):
     return [Condition(f"not {const(dict)}.__contains__({x}, {g.expected!r})", lambda v: f"{g.source} has a key {g.expected!r} now")]
 
 
+# %% [markdown]
+# **Functions.** A function that was inlined is a part of the trace. A program can give it other code or other defaults and
+# leave it the same object, so what is compared are these parts, each by identity (FUNCTION, which a memo can watch). A function
+# that is made for each call, such as a lambda, is another object each time; of it the code is compared (FUNCTION_CODE), and
+# GLOBALS says which module the names in it are looked up in.
+
 # %% tags=["exercise:function-guard"]
 def function_has(function, code, defaults, kwdefaults) -> bool:
     """Whether the function still is what it was: its code, its `__defaults__` (a tuple or None) and its `__kwdefaults__` (pairs of name

@@ -315,6 +315,11 @@ class ModuleAttrSource(Source):
         return f"{base}[{self.attribute}]" if self.attribute.isdigit() else f"{base}.{self.attribute}"
 
 
+# %% [markdown]
+# The last sources call something. `CallSource` is a method without side effects, `x.size(0)`. `ComputedSource` is a function of
+# Python on numbers that vary, `int(n * 0.5)`: several sources go into it, so its text is the whole call, with nothing before it
+# that could be shared.
+
 # %%
 class CallSource(Source):
     """base.method(*args) with constant args; only for calls without side effects, such as `size(0)`."""

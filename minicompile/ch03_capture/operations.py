@@ -223,7 +223,8 @@ def scalar_of(value: AbstractValue, scalar: type | None) -> AbstractValue:
 # If nobody answers, the program gets a TypeError, in the words that Python would use. The words depend on the
 # operands' classes, so the operator is applied to empty objects whose classes have the same names.
 #
-# Below are helpers of the above.
+# The helpers: `enum_number` gives the number that a member of an IntEnum is in arithmetic, `specialize` fixes a symbol to its
+# present value, and `ask` calls the methods of `candidates` in their order until one gives an answer.
 
 # %%
 def raise_as_python(tx, function, name, *operands):

@@ -158,6 +158,10 @@ def varint(value: int, big_endian: bool = False) -> bytes:
     return bytes(g | 0x40 for g in groups[:-1]) + bytes(groups[-1:])
 
 
+# %% [markdown]
+# An entry covers eight code units at most, so a longer instruction has several. Its first number is the distance from the line
+# before, with the sign in the lowest bit.
+
 # %%
 def encode_position(out: bytearray, position, units: int, previous: int) -> int:
     """Append entries for `units` code units; returns the line that the next delta is relative to."""

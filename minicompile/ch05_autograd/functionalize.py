@@ -61,6 +61,9 @@ class Functionalizer(GraphBuilder):
 
 # %% [markdown]
 # ## One node at a time
+#
+# `read_args` translates the arguments of a node by `env`. For a tensor that is the node with its contents at this moment, which may have
+# to be made first: a view of something that was written meanwhile is taken again.
 
 # %%
 def read_args(f: Functionalizer, tree):

@@ -140,19 +140,18 @@ def layout_of(t: torch.Tensor, form="of the output") -> tuple:
 # Then the tensors are fetched by way of a hook, and their versions are compared here. So are those of the
 # inputs that are watched (`saved_after_writing`), by way of an alias.
 #
-# A product saves its factors for eager's backward, also where one is a number that is a part of our kernel. Then a second backward raises,
-# and so must that of a region that has nothing to save (`once`).
+# A product saves its factors for eager's backward, also where one is a number that is a part of our kernel. Then a second
+# backward raises, and so must that of a region that has nothing to save (`once`).
 #
 # One region may hold what are several graphs in eager: `d_loss.backward()` frees one of them, and then comes
 # `g_loss.backward()`. What is needed for outputs whose graphs were not touched (`overlapping`) is kept.
 #
-# With `create_graph=True` the gradients that leave here depend, by way of the saved tensors, on all inputs of the region,
-# and whoever asks for that derivative gets it from [`second.py`](code:minicompile/ch05_autograd/second.py), or an error that says why not.
-# To raise it, one has to be on the way to every input, and a saved value that the region has computed
-# does not say which inputs it came from. Parameters can be asked of the engine's node. Where there are other inputs, the
-# region has one more output, the *anchor*. It is empty and it is saved, and nobody sees it. Autograd gives a saved
-# output back with the node that made it, and this one leads to all inputs. A region that has nothing else to save, and may run
-# `once`, has it, too.
+# With `create_graph=True` the gradients that leave here depend, by way of the saved tensors, on all inputs of the region, and
+# whoever asks for that derivative gets it from [`second.py`](code:minicompile/ch05_autograd/second.py), or an error that says
+# why not. To raise it, one has to be on the way to every input, and a saved value that the region has computed does not say
+# which inputs it came from. Parameters can be asked of the engine's node. Where there are other inputs, the region has one more
+# output, the *anchor*. It is empty and it is saved, and nobody sees it. Autograd gives a saved output back with the node that
+# made it, and this one leads to all inputs. A region that has nothing else to save, and may run `once`, has it, too.
 
 # %%
 def saved_tensors(ctx, reads: set[int], alive: bool) -> list[torch.Tensor]:
@@ -367,6 +366,11 @@ def with_history(region: Region, ctx, absent: frozenset, found: list | str, grad
 # %% [markdown]
 # `take_saved` also decides what may be freed. If several outputs have gradients, the program can call `backward()`
 # on one after the other. Those that are still possible are `alive`, and what they will read is kept.
+#
+# Read it in this order. The tensors come from the engine, once. If somebody will differentiate the gradients (`again`), something must
+# lead to the inputs: the anchor, or the parameters' own nodes. What other outputs may still need is noted in `kept` and stays
+# on `ctx`. Tensors that a hook has given back are brought into their layout. Numbers go to their places among them. The engine may
+# then let go of everything.
 
 # %%
 def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained: bool, again: bool) -> tuple[list, set[int], list]:

@@ -30,6 +30,10 @@ def broadcast_index(x: Lazy, index: tuple) -> tuple:
     return tuple(0 if s == 1 else i for s, i in zip(x.size, index[skip:]))
 
 
+# %% [markdown]
+# A 0-d tensor of the CPU may stand beside tensors of a GPU, as in eager, where it is a number to the kernel. `on_device` makes
+# a number of it here as well (`by_value`), and copies what is more than a number.
+
 # %%
 def on_device(g: Lowering, x, device):
     """A 0-d tensor of another device may take part. A constant needs no memory; a number on the CPU goes to the kernel

@@ -78,6 +78,11 @@ def dim_groups(old, new) -> list[tuple[list[int], list[int]]]:
     return groups
 
 
+# %% [markdown]
+# `reshape` has the two functions of a view. `pick` takes, for each group, the position in the new dims and divides it by the
+# strides that the old dims would have without gaps; the algebra of chapter 1 cancels what can be. `reshape_layout` asks whether
+# memory can do without a copy: the old dims of a group, seen together, have to be one walk of equal steps.
+
 # %%
 @lowering("view", view=True)
 def reshape(g: Lowering, x: Lazy, *_) -> Lazy:

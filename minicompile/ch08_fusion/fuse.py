@@ -137,6 +137,9 @@ def candidate_pairs(f: Fuser) -> set[tuple[int, int]]:
 # A pair that was refused is not tried again until one of the two has changed: the number of its members is
 # part of the key. Pairs are kept as positions of loops, and `find` gives the groups that they are in by
 # now, so a pair whose two loops have met in one group drops out by itself.
+#
+# `fuse_groups` has three parts: the rounds; on a GPU one more walk through the pairs of reductions, for column sums that join a
+# kernel of rows (`align_across`); and `fuse_siblings`, for pairs that no buffer leads to.
 
 # %%
 MOST_ROUNDS = 8

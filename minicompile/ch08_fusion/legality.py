@@ -6,9 +6,9 @@
 # they stay apart, which ends up in a `Decision`. Cheap tests come before dear ones.
 #
 # `refusal` has those that need no look at indices. The device must be the same, and the numbers of loops, of instructions and of
-# arguments limited. Then come *turns* (chapter 7). What is computed again, so that it need not be kept, has an odd turn, and is not to
-# be joined to what runs before: that would keep it after all. And what only reads something in common is not joined across a
-# backward pass.
+# arguments limited. Then come *turns*. Where a graph holds backward passes (chapter 12), the turn of a loop says on which side of
+# them it stands. What is computed again, so that it need not be kept, has an odd turn, and is not to be joined to what runs before:
+# that would keep it after all. And what only reads something in common is not joined across a backward pass.
 #
 # Then what flows between the two. If the second one also needs what is ready only much later, what the first one reads would have
 # to wait for it in memory (`waits`). A buffer that is written at computed positions is complete only when the kernel has
@@ -169,6 +169,11 @@ def hazard(f: Fuser, a: Group, b: Group, alignment: Alignment) -> str | None:
                     return f"{root} is read at another index than it is updated"
     return None
 
+
+# %% [markdown]
+# Two writes to one memory need not collide. The parts of a `cat` are written to one buffer, each to its own columns or rows,
+# and a kernel may write several of them if their addresses never meet. `disjoint` looks at both ways in which parts lie:
+# interleaved, within one step of the slowest variable, and one behind the other.
 
 # %%
 def disjoint(a: Int, b: Int) -> bool:

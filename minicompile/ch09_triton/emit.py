@@ -436,6 +436,9 @@ def print_walk(p: Printer) -> None:
 
 # %% [markdown]
 # ## The whole kernel
+#
+# In front of the statements stand the indices: the number of the program, for two axes taken apart by a division, the positions
+# of its tile on each axis, a mask where the tile can hang over the end, and the parts of an index that addresses use.
 
 # %%
 def axis_lines(p: Printer, a: Axis, start: str = "", end: str | None = None) -> list[str]:

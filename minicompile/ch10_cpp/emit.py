@@ -115,10 +115,11 @@ def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -
 # ## What is only moved
 #
 # A copy, a transposition, a `cat`, a padding, a `where` compute nothing. Their half numbers need not become floats and be
-# rounded again, which takes up to ten times as long as to move them. `moved_as_bits` finds the stores of half numbers behind which
-# there is nothing but loads, choices and constants, and makes these values once more, of the dtype `BITS`. Nothing else then asks for
-# the floats, unless something computes with them as well. bfloat16 numbers that are read across rows and written along them are better off
-# as floats: g++ makes vectors of 16 lanes then, and not of 32, and a transposition takes two thirds of the time.
+# rounded again, which takes up to ten times as long as to move them. `moved_as_bits` finds the stores of half numbers behind
+# which there is nothing but loads, choices and constants, and makes these values once more, of the dtype `BITS`. Nothing else
+# then asks for the floats, unless something computes with them as well. bfloat16 numbers that are read across rows and written
+# along them are better off as floats: g++ makes vectors of 16 lanes then, and not of 32, and a transposition takes two thirds
+# of the time.
 
 # %%
 def moved_as_bits(g: LinkedKernel) -> LinkedKernel:
@@ -164,6 +165,9 @@ def as_bits(g: LinkedKernel, value: Value, args: tuple, half: torch.dtype, moved
 
 # %% [markdown]
 # ## The function
+#
+# `emit_cpp` puts the nest into a function of a fixed signature: pointers to tensors, sizes, and a place to report a bad index. At its
+# beginning each pointer and each size gets its name.
 
 # %%
 def emit_cpp(kernel: Kernel) -> KernelSource:
@@ -187,8 +191,7 @@ def source_of(kernel: Kernel, lines: list[str]) -> KernelSource:
 
 
 # %% [markdown]
-# `emit_cpp` above puts the nest into a function of a fixed signature: pointers to tensors, sizes, and a place to
-# report a bad index. `emitted` chooses between the two kinds of nests.
+# `emitted` chooses between the two kinds of nests.
 
 # %%
 def emitted(kernel: Kernel, **options) -> tuple[Emitter, Scope]:

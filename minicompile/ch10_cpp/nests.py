@@ -97,6 +97,10 @@ def for_(name: str, size: str, start: str = "0", step: int = 1) -> str:
 
 # %% [markdown]
 # ## Values to text
+#
+# A value that has a name has it in some scope around the present one (`known_name`). Sizes and addresses are expressions of
+# chapter 1, whose divisions C++ rounds to zero; a symbol in an address may stand for a value that was loaded, as in a gather,
+# and then the value is asked for.
 
 # %%
 def known_name(value: Value, scope: Scope | None):

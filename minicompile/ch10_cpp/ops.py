@@ -222,6 +222,10 @@ def convert(x: str, source: torch.dtype, target: torch.dtype) -> str:
     return f"({wanted}){x}"
 
 
+# %% [markdown]
+# Between memory and registers lie two conversions, for half types and for bools, which are bytes in memory. `round_to` is both
+# of them, there and back.
+
 # %%
 @CPP_OPS.of("to_dtype")
 def _to_dtype(value, args):

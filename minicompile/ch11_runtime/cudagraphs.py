@@ -63,6 +63,9 @@ OFF = "CUDA graphs are off for one graph: %s"
 
 # %% [markdown]
 # ## One recording
+#
+# A `Recording` is what a replay has to know: which inputs must lie where they lay, which are copied into placeholders, and what
+# becomes of each output.
 
 # %%
 @dataclass
@@ -297,10 +300,10 @@ class GraphedCallable:
 # input, as this input; a result is copied out of the pool, since the next replay will overwrite it; what is saved
 # for backward stays where it is.
 #
-# What an operator gives may itself depend on whether it is recorded. One kind of attention hands its place in the random stream to its
-# backward pass as numbers on the CPU, and when it is recorded, when there are no numbers yet, as memory of the GPU. A backward pass that is
-# not recorded reads the one as the other, which ends the process. So what comes back has to be on the devices that it was on without a
-# recording (`devices_of`).
+# What an operator gives may itself depend on whether it is recorded. One kind of attention hands its place in the random stream
+# to its backward pass as numbers on the CPU, and when it is recorded, when there are no numbers yet, as memory of the GPU. A
+# backward pass that is not recorded reads the one as the other, which ends the process. So what comes back has to be on the
+# devices that it was on without a recording (`devices_of`).
 #
 # A result that nobody had kept when the second call came is likely to be dropped before each call. It is lent. Its
 # recipe is that of a constant, for it is the same tensor each time, with what the last replay has written. `holders`

@@ -185,10 +185,11 @@ def argument_text(w: Writer, a: Any) -> str:
 # %% [markdown]
 # ## Library calls
 #
-# A matrix product can write into memory that the plan has chosen (`OUT_FORMS`). Other operators allocate their own
-# result. What they return is compared with the promised strides each time; the comparison costs 0.1 microseconds, a wrong guess would
-# be a wrong answer. Dtypes and sizes do not change from call to call as strides may, so they are compared in the first: a kernel that takes
-# halves for floats, or four rows for five, reads beyond their memory. `FirstCall` stands in place of the operator until then.
+# A matrix product can write into memory that the plan has chosen (`OUT_FORMS`). Other operators allocate their own result. What
+# they return is compared with the promised strides each time; the comparison costs 0.1 microseconds, a wrong guess would be a
+# wrong answer. Dtypes and sizes do not change from call to call as strides may, so they are compared in the first: a kernel
+# that takes halves for floats, or four rows for five, reads beyond their memory. `FirstCall` stands in place of the operator
+# until then.
 
 # %%
 @dataclass(eq=False)
@@ -296,6 +297,9 @@ def write_extern(w: Writer, step: Extern) -> None:
 
 # %% [markdown]
 # ## Allocation
+#
+# The memory plan of chapter 8 has three kinds of entries, and each is a line: a new tensor, a new name for the memory of a dead
+# one, and a `del`. `fresh` remembers which names begin at offset 0 of their memory.
 
 # %%
 def write_allocation(w: Writer, name: str) -> None:

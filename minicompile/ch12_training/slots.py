@@ -126,6 +126,10 @@ def guard_apart(tx: Tracer, tensors):
 
 # %% [markdown]
 # ## The end of the trace
+#
+# What was noted becomes lines of the compiled function, behind the graph: one assignment of `.grad` for each leaf that the
+# caller can see and whose gradient has changed. A hook that the trace has registered and not removed would have to be called by
+# later backward passes; it cannot leave, which is a graph break.
 
 # %%
 def write_gradients(ep) -> None:

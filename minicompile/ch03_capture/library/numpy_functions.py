@@ -1,5 +1,7 @@
 # %% [markdown]
 # # NumPy
+#
+# A call of NumPy is made at compile time if its arguments are constants and it gives a number. Any other call breaks the graph.
 
 # %%
 import numpy
@@ -11,8 +13,7 @@ from ..wrap import as_python
 
 
 def call_numpy(tx, function, args, kwargs) -> AbstractValue:
-    """NumPy is not traced. Functions of constants are called, if what they give is a number: an array could
-    be changed later. A square root is rounded correctly, by NumPy as by Python."""
+    """Only numbers are kept, as an array could be changed later. A square root is rounded correctly, by NumPy as by Python."""
     if function is numpy.sqrt and [type(a) for a in (*args, *kwargs.values())] == [SymVal] and args[0].cls in (float, numpy.float64) and \
             args[0].sym > 0:
         return scalar_of(emit_float(tx, "sqrt", args), numpy.float64)
