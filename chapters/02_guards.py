@@ -190,7 +190,8 @@ Table(["kind", "source", "in words"], [(f.guard.kind, f.guard.source or "", f) f
 
 # %% [markdown]
 # The first six are about the state of the library, since a graph that was captured while gradients were recorded is
-# not right when they are not. `config` is guarded by its type alone, and its one entry by value.
+# not right when they are not. The seventh says that nobody has put another method into `torch.Tensor`. `config` is
+# guarded by its type alone, and its one entry by value.
 #
 # The meaning of a kind is a function that answers with conditions in Python text. Here is the one for constants. It
 # is longer than `==`, because `True == 1`, `0.0 == -0.0` and `nan != nan`, and for each of these a program can be
@@ -650,9 +651,9 @@ with set_stance("fail_on_recompile"):
 # %% [markdown]
 # ## What is not guarded
 #
-# A guard that is missing is a wrong answer, so the rule is: what capture reads, it guards. Exceptions are
-# deliberate. Whoever puts another function in the place of `F.relu` is noticed; whoever changes the code or
-# the defaults *inside* a function of torch or of the standard library is not. A tensor's *contents* are
+# A guard that is missing is a wrong answer, so the rule is: what capture reads, it guards. Whoever puts another function in
+# the place of `F.relu`, or other code or defaults into a function of torch, is noticed. Exceptions are deliberate. What is in
+# a list that lies in a class of torch or of the standard library is not looked at again. A tensor's *contents* are
 # never guarded, since the graph takes them as input. Parameters of a module are guarded by shape and dtype,
 # not by identity, since the check fetches the present one.
 

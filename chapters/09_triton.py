@@ -443,7 +443,7 @@ lines(
 #
 # %show minicompile.ch09_triton.heuristics.down_columns
 #
-# The numbers in both were measured on an H100, as the module says where it stands. They are rules, not a
+# The numbers in both were measured, on an H100 or an H200, as the module says where it stands. They are rules, not a
 # search, so that one configuration per kernel is compiled.
 #
 # ### What is printed once per row
