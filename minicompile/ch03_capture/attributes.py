@@ -322,8 +322,11 @@ def no_module_attribute(real, name):
 # %% [markdown]
 # For a class the rules are those of `type.__getattribute__`. A function found in the class comes as it is, a
 # classmethod is bound to the class, and a descriptor is asked. What is left is data, and data of the program's own
-# classes may be rebound, so it gets a source and with it a guard. The classes of torch and the standard library
-# are trusted.
+# classes may be rebound, so it gets a source and with it a guard. Of classes of torch and the standard library it is enough that
+# the same object still lies there, which the search has noted (`lookup.py`).
+#
+# `class_attribute` has the order: what the trace has written, facts that the object of a class holds itself (`class_fact`),
+# what the metaclass has if the class has nothing, functions, descriptors, data.
 
 # %%
 LIBRARY_PACKAGES = ("torch", "builtins", "collections", "typing", "enum", "functools")

@@ -57,6 +57,14 @@ class Epilogue:
     building: set = field(default_factory=set)
 
 
+# %% [markdown]
+# `expression` is what all of this calls. A constant is its text. What has a source is read from there, once, into a variable.
+# An object of the trace is built by the function for its kind, below, and gets a variable, too, so that the second reference
+# finds it in `names`. While it is being built it is in `building`: whoever comes back to it there would contain itself. A
+# container that existed before is named as an object (`pool`), since its contents are not the text's concern. What has no
+# function cannot leave (`refuse_to_leave`).
+
+# %%
 RECONSTRUCT = Table()                # kind of value -> function(ep, value) -> Python expression
 reconstructs = RECONSTRUCT.of
 

@@ -2,8 +2,11 @@
 # # Methods that are written in C
 #
 # There is no bytecode to inline. The methods of containers are in a table, one by one (`library/containers.py`). Whoever calls
-# `x.__len__()` means `len(x)` (`OPERATORS`). Methods of constants (`"{}_{}".format(...)`, `name.split(".")`) need nothing at all: they are
-# called, now.
+# `x.__len__()` means `len(x)` (`OPERATORS`). Methods of constants (`"{}_{}".format(...)`, `name.split(".")`) need nothing at
+# all: they are called, now.
+#
+# `call_method` asks these tables in this order. A handler need not know every argument that the real method takes. If a call does not fit
+# its signature, that is no error of the program, and `call_handler` makes a graph break of it.
 
 # %%
 import inspect

@@ -8,6 +8,10 @@
 # plain number (`x.dim()`, `x.size(0)`) needs no node: it is a constant, because the shapes it depends on
 # are guarded. An error means that the program would fail here, and that is for the program to do: the graph
 # ends before this instruction, and eager raises.
+#
+# An argument is written down twice. `to_arg` makes what stands in the node: nodes for tensors and symbols, containers of them,
+# constants. `fake_of` makes what the call gets: the same with the fakes in place of nodes. `node_here` is for graphs inside of
+# the graph (`library/regions.py`).
 
 # %%
 import enum

@@ -359,6 +359,14 @@ def store_copies(g: Lowering, copies: list[fx.Node], output: fx.Node) -> None:
         emit_loop(g, first.element.variables, (), first.element.b, ops, [update.copy for update in members])
 
 
+# %% [markdown]
+# `store_copies` goes in four steps. What the program returns and what still looks at an input is put into memory of its own
+# (`protect`). Each copy that has something to do becomes an `Update`, with the other inputs whose old contents it reads.
+# `readers_first` gives them in an order in which nobody reads what was overwritten before, and breaks circles by temporaries.
+# For each, `shared_loop` says whether its one reader stores it as well, and in the end each loop is emitted, with all of its
+# stores.
+
+# %%
 def shared_loop(g: Lowering, own: str, update: Update, firsts: set[Update]) -> Update:
     """The update whose loop is to store this one: itself, if it gets a loop. firsts: of the loops that read what it overwrites."""
     if len(firsts) == 1:
@@ -405,6 +413,12 @@ def readers_first(g: Lowering, updates: dict[str, Update]) -> Iterator[tuple[str
                 heappush(ready, (place[name], name))
 
 
+# %% [markdown]
+# The rest are small. A copy may broadcast, cast, and move to another device, as eager's does (`broadcast_cast`). And what the
+# program returns is a window on memory with the strides of the fake, for which a copy is made where it lies otherwise
+# (`lower_output`).
+
+# %%
 def broadcast_cast(g: Lowering, value: Lazy, copy: fx.Node) -> Lazy:
     target = g.values[copy.args[0]]
     value = pointwise.on_device(g, value, target.device) if value.size == () else value

@@ -106,6 +106,14 @@ def block_count(size: int, wanted: int) -> int:
     return -(-size // 2 ** round(math.log2(length))) if 1 < length <= 64 else wanted
 
 
+# %% [markdown]
+# `split_plan` asks three numbers of the machine: how many programs would run without a split (`programs`), how many are enough,
+# and how short a block may be. They differ for a CPU and a GPU, and for rows and columns, since a program of a column sum takes
+# 32 columns at a time. From them follows how many blocks are wanted. These are then dealt out to the reduced dims, from the
+# slowest on, each getting a divisor near to what is still wanted (`block_count`). `of_rows` recognises the case of the last
+# paragraph.
+
+# %%
 LONGEST_ROW = 2048        # elements of a row, and of its column sums, that fit in registers
 ENOUGH_BLOCKS = 512       # programs that keep a GPU busy when each is one warp
 
@@ -151,6 +159,13 @@ def of_rows(g: Lowering, x: Lazy, rows: int) -> bool:
     return not g.in_rows.isdisjoint(sizes)
 
 
+# %% [markdown]
+# To cut a dim is an index map, like a `view`: element `(block, place)` is element `length * block + place`. `in_blocks` makes
+# the lazy tensor that has two dims for each one that is cut, and hides what lies behind the end. `block_results` emits the
+# first loop over it. Its results lie in memory so that the second loop, which folds the blocks, walks along them as the first
+# has walked: for columns the blocks are the slow dim, for rows the fast one.
+
+# %%
 def in_blocks(x: Lazy, dims, plan, filler) -> tuple[Lazy, list[int], list[int]]:
     """`x` with each planned dim cut in two, (block, place in block): the tensor, its block dims and its
     dims to reduce first. `filler` is the value past the end of a short last block."""

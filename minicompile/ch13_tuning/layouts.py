@@ -170,6 +170,10 @@ class Turned:
 # A layout is restored behind the node that made the memory, or behind the in-place operators that directly follow it, as
 # `relu_` follows a batch norm. Restoring may turn what comes after, or turn it back, so the graph is run again until nothing is
 # seen.
+#
+# In each round `places` gives the memories that somebody sees turned, with the nodes that made them, and `restored` puts three
+# nodes behind the last of these: a permutation into the order of memory that capture saw, a copy, and the way back. Then those
+# who see the layout, or all where the memory is written later, read the copy.
 
 # %%
 def keep_layouts(gm: fx.GraphModule, inputs) -> None:
