@@ -55,8 +55,9 @@ aten = torch.ops.aten
 # - `Constant`: a Python value, or a size computed from the inputs' sizes;
 # - `Result(k)`: the k-th tensor that the compiled graph returns;
 # - `Input(i)`: that input, unchanged as an object;
-# - `ViewOf(of, steps, detach, no_grad)`: view operators applied to one of these again. A view that is taken
-#   while gradients are off does not lead them back, and yet says that it requires them.
+# - `ViewOf(of, steps, detach, no_grad, apart)`: view operators applied to one of these again. A view that is taken
+#   while gradients are off does not lead them back, and yet says that it requires them. `x.data` is detached and
+#   counts its versions apart from `x`, so that autograd does not hear of what the caller writes to it.
 
 # %%
 @dataclass
@@ -80,6 +81,7 @@ class ViewOf:
     steps: list[Step]
     detach: bool
     no_grad: bool
+    apart: bool = False
 
 
 @dataclass
@@ -166,6 +168,22 @@ def has_own_gradient(view, source) -> bool:
 
 
 # %% [markdown]
+# What `x.data` gives has the memory of `x` as well, and a version counter of its own. In the recording both are one node, but of the fakes
+# one can ask whether a write to one is noticed by the other.
+
+# %%
+def counted_apart(view, source) -> bool:
+    """Does autograd not hear of a write to `view`, a tensor that has the memory of `source`?"""
+    if view is source or view.is_inference() or source.is_inference():
+        return False
+    before, known = view._version, source._version
+    torch.autograd.graph.increment_version(view)
+    apart = source._version == known
+    torch._C._autograd._unsafe_set_version_counter((view,), (before,))
+    return apart
+
+
+# %% [markdown]
 # `plan_outputs` writes the recipes. `members` groups the outputs by the root whose memory they show. If an output
 # is the only one of its root, and the root is no input, nobody can see that it is a view, so it is an ordinary
 # result. Otherwise the root itself becomes a result (or is the input), and each output is a list of view steps
@@ -202,8 +220,9 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
         source = sources[root]
         # Autograd remembers of what may not be written in place that it is one of several views that an operator gave, or of gradients off
         marked = o.requires_grad and o._base is source and (any(step.index is not None for step in steps) or has_own_gradient(o, source))
+        apart = not o.requires_grad and counted_apart(o, source)
         if root not in position and len(members[root]) == 1 and not marked:
-            recipes.append(result(o))
+            recipes.append(ViewOf(result(o), [], False, False, apart) if apart else result(o))
             continue
         if o.requires_grad and not source.requires_grad:
             raise Unsupported("an output requires a gradient and the tensor it is a view of does not")
@@ -218,7 +237,7 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
         detach = not steps or not o.requires_grad and (source.requires_grad or elsewhere)
         if steps and o._base is None and not o.is_inference():      # what was detached at last is no view, of which a write would be known
             steps, detach = [*steps, Step(aten.detach.default, (), {})], False
-        recipes.append(of if plain else ViewOf(of, steps, detach, no_grad))
+        recipes.append(of if plain else ViewOf(of, steps, detach, no_grad, apart))
     return recipes, results
 
 

@@ -75,7 +75,9 @@ def maker(recipe: Constant | Result | Input | ViewOf, symbols: dict) -> Callable
 
     def make(results, inputs):
         tensor = base(results, inputs)
-        if recipe.detach:
+        if recipe.apart:
+            tensor = tensor.data
+        elif recipe.detach:
             tensor = tensor.detach()
         return with_grad_mode(False, view, tensor, inputs) if recipe.no_grad else view(tensor, inputs)
     return make

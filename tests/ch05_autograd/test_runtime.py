@@ -201,6 +201,27 @@ def test_a_mutated_input_is_returned_itself():
     assert out is x and view.data_ptr() == x[1].data_ptr() and x[0, 0] == 2
 
 
+@pytest.mark.parametrize("view", [lambda x: x.data, lambda x: x.data[1:], lambda x: x[1:].data, lambda x: x.detach(),
+                                  lambda x: x.detach().data])
+@pytest.mark.parametrize("memory", [lambda x: x, lambda x: x * 2, lambda x: x[:]])
+def test_data_counts_versions_apart(view, memory):
+    minicompile.reset()
+
+    def f(x):
+        y = memory(x)
+        return y.sin().sum(), view(y)
+
+    def noticed(function):
+        x = torch.arange(3.).requires_grad_()
+        loss, alias = function(x)
+        alias.add_(1)
+        try:
+            torch.autograd.grad(loss, x)
+        except RuntimeError as error:
+            return "modified" in str(error)
+    assert noticed(minicompile.compile(f, backend="aot_eager")) == noticed(f)
+
+
 def test_outputs_that_alias_each_other():
     def f(x):
         y = x * 2
