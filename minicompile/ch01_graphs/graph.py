@@ -71,6 +71,15 @@ def together(locations: Sequence[Location | None]) -> Location | None:
     return replace(known[0], others=others) if len(others) > len(known[0].others) else known[0]
 
 
+# %% [markdown]
+# ## The container
+#
+# fx was made for graphs that people write passes for, a few at a time. Here each stage builds graphs of thousands of nodes and
+# most are never run, so three things are changed. The Python code of a module is generated when somebody asks for it, and its
+# text is forgotten with it. Nodes get their arguments after they are made, and names continue a series; each of them saves work
+# that PyTorch does for every node. What they mean is fx's.
+
+# %%
 class _Module(_LazyGraphModule):
     """PyTorch remembers the text of every GraphModule for ever; this one's goes with its code."""
 
@@ -128,6 +137,11 @@ def graph_module(root, graph: fx.Graph) -> fx.GraphModule:
     return _Module(root, graph)
 
 
+# %% [markdown]
+# A pass that makes a node from another one calls `copy_provenance`. Beside the provenance it hands on the notes of earlier
+# stages, `MARKS`.
+
+# %%
 def copy_provenance(node: fx.Node, source: fx.Node) -> fx.Node:
     """Mark `node` (of a new graph) as made from `source` (of the graph before)."""
     node.meta["location"] = source.meta.get("location")

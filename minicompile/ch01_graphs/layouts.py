@@ -90,6 +90,12 @@ def flat_storage(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((length_of((tensor.shape, tensor.stride(), 0)),), (1,))
 
 
+# %% [markdown]
+# The next questions are about two tensors on one memory, and what may be written. `overlap` and `inside` compare pieces of
+# memory, and so they answer where the tensors have no gaps. `each_has_its_place` is true where no two elements share an
+# address: with the dims sorted by stride, each step has to be longer than all that the faster dims reach.
+
+# %%
 def is_window(t: torch.Tensor) -> bool:
     """Can one see that there is more memory than that of its elements?"""
     return t.storage_offset() != 0 or not is_dense(t)

@@ -7,6 +7,10 @@
 # `in` is a comparison with each item, except where a container has keys. Then the keys are looked up,
 # and the answer is guarded in the weakest form: that a key is missing is a guard on this one key, and says
 # nothing of the others.
+#
+# `operate` (`protocol.py`) finds the method, of the program's class or in the table. What has no row is left to Python if all
+# is constant (`fold`). A key that varies from call to call would be looked at by a search; where the keys are plain, the entry
+# makes the comparison at each call instead, and its answer is guarded (`is_among`).
 
 # %%
 import operator

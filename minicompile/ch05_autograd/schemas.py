@@ -7,6 +7,11 @@
 # the underscore, or without the `out` overload, or with `_functional` appended; its arguments have the same
 # names; and it returns what the original returns followed by the new contents of each argument that was
 # written.
+#
+# So `add_.Tensor` has `add.Tensor`, which takes the same three arguments and returns the new contents of `self`. `add.out` has
+# it, too, without the argument `out`. `_native_batch_norm_legit` writes two of its arguments and returns three results; its
+# counterpart is `_native_batch_norm_legit_functional`, with five. Where no operator of PyTorch fits, the graph runs operator by
+# operator.
 
 # %%
 import functools

@@ -87,6 +87,9 @@ CPP_OPS = Table()            # operation -> rule
 # %% [markdown]
 # Most operations are a text with holes. `form` registers one, or several for different kinds of types. In C++ `a +
 # b` of two 8-bit integers is an `int`, so the text casts its result; for wider types the cast is left out.
+#
+# `form("abs", float=..., int=..., unsigned=..., bool=...)`: of the kinds that are given the most specific counts, the dtype
+# itself, then its kind, then `any`. What cannot be a text with holes has a rule of its own, further below.
 
 # %%
 def form(name: str, **forms: str) -> None:
@@ -131,8 +134,8 @@ form("signbit", float="mc_bits<int32_t>({0}) < 0", float64="mc_bits<int64_t>({0}
 form("bitwise_not", int="({t})(~{0})", bool="!{0}")
 
 # %% [markdown]
-# `a > b ? a : b` is one instruction, whose result is `b` where one of the two is NaN, and of two zeros. Where `a` is a constant (other than
-# NaN), that is what eager has: a NaN and -0 stay as they are.
+# `a > b ? a : b` is one instruction, whose result is `b` where one of the two is NaN, and of two zeros. Where `a` is a constant
+# (other than NaN), that is what eager has: a NaN and -0 stay as they are.
 
 # %%
 @CPP_OPS.of("maximum", "minimum")

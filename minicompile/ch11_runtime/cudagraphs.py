@@ -89,6 +89,10 @@ class Recording:
 # Forward and backward of one compiled function belong together. Forward leaves activations in the pool, and
 # backward finds them there at known addresses. `GraphSet` knows these addresses, and holds weak references to all
 # activations that were handed out (`inside`): as long as one of them is alive, a backward pass is still to come.
+#
+# It also knows what is with the caller. `out` are recordings whose lent results may still be held; before the pool is used
+# again, `was_returned` asks for the counts of references, and if one is not what it was, all recordings of the set are made
+# anew in another pool.
 
 # %%
 @dataclass

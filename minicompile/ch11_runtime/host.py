@@ -66,6 +66,9 @@ from .numbers import Apart, as_arguments, take_apart
 # number (operators, dtypes, kernels, constants) is a global of the generated module.
 #
 # A name that Python, or the text around it, could take for another gets a prefix.
+#
+# A `Writer` has the lines, and two dictionaries of names: `locals` from the root of a buffer to its Python name, and `known`
+# from an object to the global that holds it, so that a dtype that occurs in ten allocations is one `dtype0`.
 
 # %%
 @dataclass

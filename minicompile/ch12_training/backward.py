@@ -515,6 +515,10 @@ def retain(tx: Tracer, tensor: TensorVal, gradient: AbstractValue):
 # leaf of a tensor that the trace has made, there and then; an input gets its flag before the graph runs, and only as
 # long as the graph has not used it. And `torch.autograd.grad` refuses first what it cannot do, then lets
 # `differentiate` compute, with the hooks of each tensor on the way.
+#
+# `requires_grad_` has four cases: nothing changes; the tensor was made by the trace, and becomes a leaf by a node; it is an
+# input that the graph has not used yet, whose flag is noted (`flags`); or it is one that the graph has used, and then the graph
+# has to end before.
 
 # %%
 @METHODS.of((TensorVal, "backward"))
