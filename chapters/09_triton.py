@@ -493,8 +493,8 @@ for function in (rows, lambda x: x + x.sum(0), lambda x: F.gelu(x).t() * 2):
 # The text has to become machine code, and the machine code has to be started fifty times in a training step
 # that takes five milliseconds. Both have a naive version: import Triton, define the function, call it.
 #
-# Importing Triton takes half a second, and compiling a kernel a tenth or two, so a GPT with fifty different
-# kernels would spend ten seconds on one core. Instead one separate process imports it once and forks for each
+# Importing Triton takes half a second, and compiling a kernel 30 to 210 ms, so the 42 kernels of a small GPT's training step
+# would take seconds on one core. Instead one separate process imports it once and forks for each
 # kernel, on all cores at once, and the user's process never imports it (except here, to interpret). Results
 # are kept on disk under a hash of the text.
 #

@@ -1206,7 +1206,7 @@ Table(["", "loops and library calls", "launches", "pieces of code for g++"], [(n
 # so do their norms. The left column they do not change. In front of a list stand five loops for each parameter, and each of
 # them has been an instruction of a Python loop that was interpreted, a node that was recorded, a node without writes, some primitives,
 # and a member of a group. In a GPT with 148 parameters the model becomes 492 loops and calls, and the step 1,232. The compiler
-# works one second for the one and one and a half for the other, and g++ one second for each.
+# works half as long again for the step as for the model, and g++ equally long for both.
 #
 # Must a compiler do 148 times what it could do once? Where it asks the same *small* question again, it does not. A
 # question is small if all that its answer depends on can be compared:

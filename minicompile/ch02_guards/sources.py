@@ -15,7 +15,7 @@
 # serves twice: a guard reads the value again to compare it, and the compiled function reads it again to feed
 # it to the graph.
 #
-# The real torch.compile has the same idea with more than fifty source classes. Twenty are enough here, because
+# The real torch.compile has the same idea with more than fifty source classes. Some twenty are enough here, because
 # every class only has to say what its base is and what is appended to the base's text.
 
 # %%
