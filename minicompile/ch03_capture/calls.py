@@ -229,9 +229,9 @@ REFUSED_PREFIXES = (
 
 
 def is_refused_module(name: str) -> bool:
-    """Modules whose functions do what a graph cannot: input and output, threads, random state, other
-    compilers."""
-    return name.split(".")[0] in REFUSED_ROOTS or name.startswith(REFUSED_PREFIXES)
+    """Modules whose functions do what a graph cannot: input and output, threads, random state, other compilers. What an autograd
+    function calls on its `ctx` only notes its arguments there."""
+    return name.split(".")[0] in REFUSED_ROOTS or name.startswith(REFUSED_PREFIXES) and name != "torch.autograd.function"
 
 
 # %% [markdown]

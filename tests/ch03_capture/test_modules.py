@@ -193,6 +193,25 @@ def test_what_a_module_has_while_it_changes(what):
     assert names(model) == names(other)
 
 
+def test_attributes_of_a_new_module_are_moved_and_deleted():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.scale = nn.ReLU(), nn.Tanh(), 2
+
+    def f(x):
+        pair = Pair()
+        del pair.first, pair.scale
+        pair.second = None
+        pair.third = nn.Sigmoid()
+        return pair.third(x), hasattr(pair, "first"), hasattr(pair, "scale"), pair.second, [name for name, _ in pair.named_children()]
+
+    x = torch.randn(3)
+    got, want = minicompile.compile(f, backend="eager", fullgraph=True)(x), f(x)
+    torch.testing.assert_close(got[0], want[0])
+    assert got[1:] == want[1:]
+
+
 def test_recompiles_on_what_the_trace_read():
     model = Wrapper(nn.Linear(4, 4))
     backend = Recorder()

@@ -13,9 +13,8 @@ import torch
 from ...ch02_guards.sources import ModuleAttrSource
 from ...ch02_guards.torch_guards import CHILD_DICTS, GLOBAL_HOOKS, HOOK_DICTS, ModuleSpec
 from ..attributes import get_attribute, guard_bare, no_attribute, store_attribute
-from ..calls import HANDLED, handles
+from ..calls import HANDLED, handles, inline_function
 from ..effects import changed, touch
-from ..exceptions import user_error
 from ..lookup import lookup
 from ..tracer import call, guard, unsupported
 from ..values import NONE, ObjVal, TensorVal, const, describe
@@ -100,20 +99,13 @@ def set_module_attribute(tx, obj, name, value):
 
 
 def set_new_module_attribute(tx, obj, name, value):
-    """The same for a module that the trace itself has made, such as a loss, or whose `__init__` it runs:
-    nothing guards its structure."""
-    cls = value.cls if value is not None else type(None)
-    known = [kind for kind in CHILD_DICTS if kind in obj.attrs and name in obj.attrs[kind].items]
-    kind = next((k for k, c in (("_modules", torch.nn.Module), ("_parameters", torch.nn.Parameter))
-                 if issubclass(cls, c)), known[0] if known else None)
-    if kind is not None and kind not in obj.attrs:
-        user_error(AttributeError, "cannot assign module before Module.__init__() call")
-    if value is None or set(known) - {kind}:
-        unsupported(tx, f"moving the attribute {name} of a new module")
-    if kind is None:
-        store_attribute(tx, obj, name, value)
-    else:
-        obj.attrs[kind].items[name] = const(name), value
+    """The same for a module that the trace itself has made, such as a loss, or whose `__init__` it runs: nothing guards its structure, and
+    what is no matter of its children is that of any object."""
+    known = any(name in obj.attrs[kind].items for kind in CHILD_DICTS if kind in obj.attrs)
+    if value is not None and not known and not issubclass(value.cls, (torch.nn.Module, torch.nn.Parameter)):
+        return store_attribute(tx, obj, name, value)
+    setter, arguments = (torch.nn.Module.__delattr__, []) if value is None else (torch.nn.Module.__setattr__, [value])
+    inline_function(tx, wrap(tx, setter), [obj, const(name), *arguments], {})
 
 
 HANDLED.update({

@@ -29,8 +29,8 @@ from torch.utils import checkpoint as checkpoints
 
 from ...ch01_graphs.fake import storage_key
 from ...ch01_graphs.graph import Graph, graph_module
-from ..attributes import get_attribute, store_attribute
-from ..calls import HANDLED, handles, inline_code
+from ..attributes import get_attribute
+from ..calls import handles, inline_code
 from .contexts import set_grad
 from ..effects import effect_free
 from ..tensors import emit, rename_tensor, run_fake, to_arg
@@ -41,25 +41,13 @@ from ..wrap import wrap
 # %% [markdown]
 # ## The context object
 #
-# `ctx` is an ordinary object of the trace: whatever the forward sets on it, the backward finds there. The
-# tensors among that may be anything of the outer graph. When the backward reads one, it becomes an input of
+# `ctx` is an ordinary object of the trace: whatever the forward sets on it, by itself or by `save_for_backward` and its like, the backward
+# finds there. The tensors among that may be anything of the outer graph. When the backward reads one, it becomes an input of
 # the backward's graph (`node_here` in `tensors.py`), and an operand of the joining node.
 
 # %%
 class TracedContext(FunctionCtx):
     """Stands for the `ctx` of a captured autograd function."""
-
-
-def note(field):
-    return lambda tx, ctx, *values: store_attribute(tx, ctx, field, TupleVal(items=list(values)))
-
-
-HANDLED.update({
-    FunctionCtx.save_for_backward: note("to_save"),
-    FunctionCtx.mark_dirty: note("dirty_tensors"),
-    FunctionCtx.mark_non_differentiable: note("non_differentiable"),
-    FunctionCtx.set_materialize_grads: lambda tx, ctx, value: store_attribute(
-        tx, ctx, "materialize_grads", value)})
 
 
 def noted(ctx: ObjVal, field: str) -> list:

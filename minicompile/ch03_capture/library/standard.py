@@ -107,22 +107,6 @@ HANDLED[iter] = lambda tx, value, sentinel=None: iterate(tx, value) if sentinel 
     IterVal(it=called_until(tx, value, sentinel))
 
 
-@handles(functools.cmp_to_key)
-def make_cmp_to_key(tx, function):
-    return BuiltinVal(name="cmp_to_key", call=lambda tx, args, kwargs: ObjVal(
-        cls=Ordered, attrs={"compare": function, "item": args[0]}))
-
-
-class Ordered:
-    """What `cmp_to_key` makes of an item. Inlined like a class of the program."""
-
-    def __lt__(self, other):
-        return self.compare(self.item, other.item) < 0
-
-    def __eq__(self, other):
-        return self.compare(self.item, other.item) == 0
-
-
 # %% [markdown]
 # What a function with an `lru_cache` does, it does once for the same arguments. So with objects that are
 # known now it is called now: the program would only find the answer. A tensor or a list is read from the
@@ -259,7 +243,7 @@ for _module, _names in {
         heapq: ("heappush", "heappop", "heapify", "heapreplace", "heappushpop"),
         bisect: ("bisect_left", "bisect_right", "insort_left", "insort_right"),
         operator: [n for n in operator.__all__ if n not in ("index", "length_hint")],
-        functools: ("reduce",), collections: ("_count_elements",)}.items():
+        functools: ("reduce", "cmp_to_key"), collections: ("_count_elements",)}.items():
     for _name in _names:
         interpreted(_module, _name)
 
