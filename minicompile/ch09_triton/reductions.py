@@ -130,7 +130,7 @@ def persistent(r: Reduction) -> tuple[list[str], list[str]]:
                 ], [f"{n}_max", f"{n}_sum"]
     if r.kind == "welford":
         return [f"{n}_x = {_tile(r, r.dtype)}",
-                f"{n}_mean = tl.sum({_masked(r, f'{n}_x', 0.0, r.dtype)}, 1)[:, None] * {_inverse(r)}",
+                f"{n}_mean = {_mean(r, _masked(r, f'{n}_x', 0.0, r.dtype))}",
                 f"{n}_d = {_masked(r, f'{n}_x - {n}_mean', 0.0, r.dtype)}",
                 f"{n}_m2 = tl.sum({n}_d * {n}_d, 1)[:, None]",
                 f"{n}_n = tl.full([1, 1], {r.count}, {triton_type(r.dtype)})",
@@ -236,7 +236,7 @@ def looped(r: Reduction, counter: str) -> tuple[list[str], list[str], list[str],
                  f"{mean} = {keep(f'{mean} + {d} * {share}', mean)}",
                  f"{m2} = {keep(f'{m2} + {d} * ({x} - {mean})', m2)}"],
                 [f"{n}_cnt = (({r.count} + RBLOCK - 1 - rbase) // RBLOCK).to({triton_type(r.dtype)})",
-                 f"{n}_mean = tl.sum({mean} * {n}_cnt, 1)[:, None] * {_inverse(r)}",
+                 f"{n}_mean = {_mean(r, f'{mean} * {n}_cnt')}",
                  f"{n}_off = {mean} - {n}_mean",
                  f"{n}_m2 = tl.sum({m2} + {n}_cnt * {n}_off * {n}_off, 1)[:, None]",
                  f"{n}_n = tl.full([1, 1], {r.count}, {triton_type(r.dtype)})"],
@@ -244,11 +244,11 @@ def looped(r: Reduction, counter: str) -> tuple[list[str], list[str], list[str],
     raise Unsupported(f"the Triton backend has no reduction {r.kind!r}")
 
 
-def _inverse(r: Reduction) -> str:
-    """Text of one over the number of elements."""
-    if r.count.isdigit():
-        return repr(1.0 / int(r.count))
-    return f"(1.0 / tl.full([1, 1], {r.count}, {triton_type(r.dtype)}))"
+def _mean(r: Reduction, tile: str) -> str:
+    """Not multiplied by an inverse: of equal numbers in half precision the mean is the number itself, and the variance 0, as in eager."""
+    count = f"{r.count}.0" if r.count.isdigit() else f"tl.full([1, 1], {r.count}, {triton_type(r.dtype)})"
+    total = f"tl.sum({tile}, 1)[:, None]"
+    return f"tl.div_rn({total}, {count})" if r.dtype is torch.float32 else f"{total} / {count}"
 
 
 def _literal(value) -> str:

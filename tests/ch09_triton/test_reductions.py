@@ -81,10 +81,10 @@ def test_integers_and_bools(form):
     assert flags.tolist() == m.any(1).tolist()
 
 
-def layer_norm_kernel(dtype):
+def layer_norm_kernel(dtype, columns=COLUMNS):
     """Statistics, then the normalised row: two loops, the second reads the row again."""
-    i, r = sym("i0", ROWS), sym("r0", COLUMNS)
-    at = i.expr * COLUMNS + r.expr
+    i, r = sym("i0", ROWS), sym("r0", columns)
+    at = i.expr * columns + r.expr
     first = Body()
     stats = first.emit("reduce", "welford", first.load("in0", at, dtype=dtype), None, dtype=torch.float32)
     variance = first.truediv(first.emit("get", stats, 1), first.emit("get", stats, 2))
@@ -93,9 +93,18 @@ def layer_norm_kernel(dtype):
     second = Body()
     centred = second.sub(second.load("in0", at, dtype=dtype), second.load("tmp0", i.expr))
     second.store("out0", at, second.mul(second.mul(centred, second.load("out1", i.expr)), second.load("in1", r.expr)))
-    buffers = [buffer("in0", (ROWS, COLUMNS), dtype), buffer("in1", (COLUMNS,)), buffer("tmp0", (ROWS,)),
-               buffer("out0", (ROWS, COLUMNS), dtype), buffer("out1", (ROWS,))]
+    buffers = [buffer("in0", (ROWS, columns), dtype), buffer("in1", (columns,)), buffer("tmp0", (ROWS,)),
+               buffer("out0", (ROWS, columns), dtype), buffer("out1", (ROWS,))]
     return kernel([first.loop((i,), (r,)), second.loop((i, r))], buffers, ["in0", "in1"], ["out0", "out1"], (i,), (r,), local=["tmp0"])
+
+
+@forms
+def test_equal_halves_have_no_variance(form):
+    n = 41                                          # times its inverse it is not 1
+    x, w = torch.linspace(1, 2, ROWS)[:, None].bfloat16().expand(ROWS, n).contiguous(), torch.ones(n)
+    out, rstd = torch.empty(ROWS, n, dtype=torch.bfloat16), torch.empty(ROWS)
+    run(layer_norm_kernel(torch.bfloat16, n), form, x, w, out, rstd)
+    assert not out.any() and rstd.unique().numel() == 1
 
 
 @forms
