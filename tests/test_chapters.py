@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import minicompile
 from chapters import _lib
@@ -160,6 +161,32 @@ def test_formulas_are_written_as_code():
             if not line.startswith("    ") and re.search(r"\$\$|\$[^\s$][^$]*\$|\\[a-z]{2,}\b", line):
                 typed.append(f"{path.name}: {line}")
     assert typed == []
+
+
+# Names of torch.compile, of CPython 3.11, and of examples within a sentence
+OF_OTHERS = {"cpp_wrapper", "POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_IF_TRUE", "mu_product", "d_loss", "g_loss",
+             "float32_tensor", "int64_tensor", "m_i", "q_i", "NN_name", "__restrict__", "c_attn", "make_fx"}
+
+
+def test_names_in_the_prose_are_names_of_the_code():
+    """A name with an underscore that the prose of a module sets as code is there in the package, its tools and chapters, or in PyTorch."""
+    code, prose = set(OF_OTHERS), {}
+    for path in sorted(p for folder in ("minicompile", "exercises", "tests", "tools", "chapters") for p in (ROOT / folder).rglob("*.*")
+                       if p.suffix in (".py", ".c", ".h", ".js")):
+        text = path.read_text()
+        if path.suffix == ".py" and re.search("^# %%", text, re.M):
+            split = _lib.cells(path)
+            prose[path] = "\n".join(cell.text for cell in split if cell.kind == "markdown") if "minicompile" in path.parts else ""
+            text = "\n".join(re.sub("^#.*", "", cell.text, flags=re.M) for cell in split if cell.kind == "code")
+        code.update(re.findall(r"\w+", text) if not {"tests", "exercises"} & {*path.parts} else (), [path.stem])
+    prose.update({path: path.read_text() for path in (ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "chapters" / "glossary.md")})
+    unknown = []
+    for path, text in prose.items():
+        for name in re.findall(r"\b[A-Za-z_]\w*", " ".join(re.findall(r"`([^`\n]+)`", text))):
+            known = name in code or any(hasattr(place, name) for place in (torch, torch.fx, torch.nn.Module, torch.ops.aten))
+            if re.search(r"[A-Za-z0-9]_[A-Za-z]", name) and not known:
+                unknown.append(f"{path.relative_to(ROOT)}: {name}")
+    assert unknown == []
 
 
 def lines_of_code(text: str, first: int, last: int) -> int:

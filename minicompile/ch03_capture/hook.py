@@ -82,10 +82,10 @@ def outside_region():
 # ## What is remembered, and for how long
 #
 # Everything that the compiler knows about a code object belongs to the code object. The C side attaches it
-# (`_PyCode_SetExtra`): the targets, and a dictionary, the code's **record**, in which every chapter keeps
-# what it has worked out about this code. So a lookup is one pointer read, there are no tables to clean up,
-# and what was compiled dies with the code. A table with code objects as keys would keep all of them; one with
-# their `id` would give a new code object the facts of a dead one that had its address.
+# (`PyUnstable_Code_SetExtra`, in 3.11 `_PyCode_SetExtra`): the targets, and a dictionary, the code's **record**, in which every
+# chapter keeps what it has worked out about this code. So a lookup is one pointer read, there are no tables to clean up, and
+# what was compiled dies with the code. A table with code objects as keys would keep all of them; one with their `id` would give
+# a new code object the facts of a dead one that had its address.
 #
 # The price is a rule. Code objects take no part in garbage collection: the collector cannot see that a code
 # object leads to its record, so a path from there back to the code is a cycle that is never freed. What a
