@@ -24,7 +24,7 @@ from ..ch07_loops.ir import Value
 from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource
 from ..ch08_fusion.values import LinkedKernel, link, relink
 from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, direct_variable, for_, lane_block, lane_headers, least_work,
-                    shared, size_text, store_lines, taken_off, vote)
+                    shared, size_text, store_lines, tabulate, taken_off, vote)
 from .ops import BITS, HALVES, memory_type
 from .reductions import emit_reductions
 
@@ -59,6 +59,7 @@ def emit_tiled(e: Emitter, function: Scope, lane: Symbol, other: Symbol, outer: 
     rest = tuple(v for v in outer if v is not other)
     nest = child(function, outer)
     inner = child(nest, (lane,))
+    tabulate(e, function, nest, lane, outer)
     store_lines(e, e.graph.stores, inner)
     close(inner, [SIMD, for_("lane", "count")], [f"const int64_t {lane.name} = lane0 + lane;"])
     size, width = size_text(other.size), size_text(lane.size)
@@ -102,6 +103,7 @@ def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -
     work = product(v.size for v in variables)
     nest = child(function, outer)
     inner = child(nest, (lane,))
+    tabulate(e, function, nest, lane, outer)
     store_lines(e, stores, inner)
     close(inner, [lane_header] if atomic and direct is not lane else [SIMD, lane_header], [define])
     if not atomic:

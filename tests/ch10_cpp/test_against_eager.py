@@ -100,6 +100,16 @@ def test_half_numbers_that_are_moved_and_computed_with(dtype):
                         x.t().contiguous(), F.pad(x, (1, 1)).t().contiguous()), x, y)
 
 
+@pytest.mark.parametrize("fn", [lambda x: F.interpolate(x, scale_factor=2), lambda x: F.interpolate(x, size=(13, 31)),
+                                lambda x: F.pad(x, (2, 1, 1, 0), mode="reflect"), lambda x: F.pad(x, (0, 3, 2, 1), mode="replicate"),
+                                lambda x: F.pad(x, (2, 2, 1, 1), mode="reflect").sum(-1)])
+def test_positions_that_every_row_reads_at_are_found_once(fn):
+    """In one kernel, in which no loop over the lane checks a position."""
+    for x in (rand(2, 5, 9, 20), rand(2, 5, 9, 20).to(memory_format=torch.channels_last)):
+        source, = agree(fn, x, rtol=1e-6, atol=1e-6)
+        assert not [loop for loop in source.code.split("#pragma omp simd")[1:] if "mc_index" in loop.split("}")[0]]
+
+
 @pytest.mark.parametrize("flush", [False, True])
 def test_float16_numbers_are_converted_as_in_eager(flush):
     """All of them, and all halfway between two and beside those; subnormal ones too where those of float32 are flushed."""

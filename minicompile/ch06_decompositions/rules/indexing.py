@@ -343,11 +343,11 @@ def _padding(name: str, source) -> None:
     def pad(x, padding):
         if 0 in x.shape or not all(isinstance(s, int) for s in x.shape):
             return NotImplemented
-        for d, (before, after) in enumerate(zip(padding[::2], padding[1::2])):
-            dim = x.dim() - 1 - d
-            if before or after:
-                x = torch.index_select(x, dim, source(x.shape[dim], before, after, x))
-        return x if any(padding) else x.clone()
+        at: list = [None] * x.dim()
+        padded = [d for d in range(len(padding) // 2) if any(padding[2 * d:2 * d + 2])]
+        for d in range(padded[0], padded[-1] + 1) if padded else ():        # with what lies between: neighbours stay in their places
+            at[-1 - d] = source(x.shape[-1 - d], *padding[2 * d:2 * d + 2], x).view([-1] + [1] * (d - padded[0]))
+        return aten.index.Tensor(x, at) if padded else x.clone()
 
 
 for _n in (1, 2, 3):
