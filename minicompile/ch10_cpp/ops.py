@@ -156,14 +156,12 @@ def _suffix(dtype: torch.dtype) -> str:
     return "f" if register_type(dtype) == "float" else ""
 
 
-for _name in "sqrt tan asin acos atan sinh cosh asinh acosh atanh erfc lgamma floor ceil trunc".split():
+for _name in "sqrt tan asin acos atan sinh cosh asinh acosh atanh erfc floor ceil trunc".split():
     form(_name, any=f"__builtin_{_name}{{f}}({{0}})")
-for _name in "atan2 hypot copysign nextafter".split():
+for _name in "atan2 hypot copysign".split():
     form(_name, any=f"__builtin_{_name}{{f}}({{0}}, {{1}})")
 form("round", any="__builtin_rint{f}({0})")
 form("rsqrt", any="({t})1 / __builtin_sqrt{f}({0})")
-form("digamma", any="({t})mc_digamma({0})")
-form("erfinv", any="({t})mc_erfinv({0})")
 
 # %% [markdown]
 # ## Division
@@ -177,15 +175,20 @@ def _checked_divisor(value: Value, text: str) -> str:
     return text if value.constant else f"mc_divisor<{register_type(value.dtype)}>({text}, problem)"
 
 
-form("floordiv", float="mc_floordiv<{t}>({0}, {1})", int="mc_ifloordiv<{t}>({0}, {by})")
-form("remainder", float="mc_mod<{t}>({0}, {1})", int="mc_imod<{t}>({0}, {by})")
+form("floordiv", int="mc_ifloordiv<{t}>({0}, {by})")
+form("remainder", int="mc_imod<{t}>({0}, {by})")
 form("truncdiv", float="__builtin_trunc{f}({0} / {1})", int="({t})({0} / {by})")
-form("fmod", float="__builtin_fmod{f}({0}, {1})", int="({t})({0} % {by})")
+form("fmod", int="({t})({0} % {by})")
 
 
 _POWERS = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 1.0: "{0}", -1.0: "1 / {0}", -2.0: "1 / ({0} * {0})",
            0.5: "__builtin_sqrt{f}({0})", -0.5: "1 / __builtin_sqrt{f}({0})"}
+PRODUCT = 64                 # the largest power that is a product
 
+
+# %% [markdown]
+# A function for powers of vectors takes each negative base by itself. An integral power of a float is a product instead, which is made of
+# doubles: their rounding is not seen in the result.
 
 # %%
 @CPP_OPS.of("pow")
@@ -195,6 +198,8 @@ def _pow(value, args):
         return f"mc_ipow<{register_type(dtype)}>({x}, {y})"
     if exponent in _POWERS:
         return _POWERS[exponent].format(x, f=_suffix(dtype))
+    if exponent is not None and register_type(dtype) == "float" and abs(exponent) <= PRODUCT and exponent == int(exponent):
+        return f"(float)mc_power<{int(exponent)}>({x})"
     return f"__builtin_pow{_suffix(dtype)}({x}, {y})"
 
 # %% [markdown]

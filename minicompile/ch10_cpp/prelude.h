@@ -302,36 +302,6 @@ MC_DOUBLE(exp) MC_DOUBLE(exp2) MC_DOUBLE(expm1) MC_DOUBLE(log) MC_DOUBLE(log2) M
 MC_DOUBLE(log1p) MC_DOUBLE(tanh) MC_DOUBLE(erf) MC_DOUBLE(sin) MC_DOUBLE(cos)
 MC double mc_erf_plus_one(double x) { return 1.0 + __builtin_erf(x); }
 MC double mc_sigmoid(double x) { return 1.0 / (1.0 + __builtin_exp(-x)); }
-// a rational guess, then Newton steps on erf, or on erfc, where 1 - erf would have lost what matters
-template <int steps> MC double mc_erfinv_newton(double y) {
-  const double a = __builtin_fabs(y), l = -6.8026681 * __builtin_log1p(-a * a), b = 4.3307467508 - 0.0735005 * l;
-  double x = __builtin_sqrt(l / (__builtin_sqrt(b * b + l) + b));
-#pragma GCC unroll 4
-  for (int i = 0; i < steps; i++) {
-    const double near = __builtin_erf(x) - a, far = (1.0 - a) - __builtin_erfc(x);
-    x -= (a < 0.5 ? near : far) * 0.88622692545275801 * __builtin_exp(x * x);
-  }
-  x = a < 1.0 ? x : a == 1.0 ? (double)MC_INF : (double)MC_NAN;
-  return y == 0.0 ? y : __builtin_copysign(x, y);
-}
-MC double mc_erfinv(double y) { return mc_erfinv_newton<4>(y); }
-MC float mc_erfinv(float y) { return (float)mc_erfinv_newton<2>(y); }
-// recurrence up to 10, asymptotic series beyond, reflection for negatives
-static double mc_digamma(double x) {
-  if (x == 0.0) return __builtin_copysign(MC_INF, -x);
-  double shift = 0.0;
-  if (x < 0.0) {
-    if (x == __builtin_floor(x)) return MC_NAN;
-    const double w = x - __builtin_trunc(x);
-    shift = -3.14159265358979324 / __builtin_tan(3.14159265358979324 * w);
-    x = 1.0 - x;
-  }
-  for (; x < 10.0; x += 1.0) shift -= 1.0 / x;
-  const double z = 1.0 / (x * x);
-  const double far = z * (1.0 / 240 - z * (1.0 / 132 - z * 691.0 / 32760));
-  const double series = z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - far)));
-  return shift + __builtin_log(x) - 0.5 / x - (x > 1e17 ? 0.0 : series);
-}
 
 // ---- Python's and torch's arithmetic
 template <class T> MC T mc_max(T a, T b) { return a > b || a != a ? a : b; }
@@ -343,20 +313,10 @@ template <class T> MC T mc_imod(T a, T b) {
   const T r = a % b;
   return (T)(r != 0 && ((r < 0) != (b < 0)) ? r + b : r);
 }
-MC float mc_fmod2(float a, float b) { return __builtin_fmodf(a, b); }
-MC double mc_fmod2(double a, double b) { return __builtin_fmod(a, b); }
-template <class T> MC T mc_mod(T a, T b) {
-  const T r = mc_fmod2(a, b);
-  return r != 0 && ((b < 0) != (r < 0)) ? r + b : r;
-}
-template <class T> MC T mc_floordiv(T a, T b) {
-  if (b == 0) return a / b;
-  const T r = mc_fmod2(a, b);
-  T q = (a - r) / b;
-  if (r != 0 && (b < 0) != (r < 0)) q -= 1;
-  if (q == 0) return __builtin_copysign((T)0, a / b);
-  const T f = __builtin_floor(q);
-  return q - f > (T)0.5 ? f + 1 : f;
+template <int n> MC double mc_power(double x) {
+  if constexpr (n < 0) return 1.0 / mc_power<-n>(x);
+  else if constexpr (n < 2) return n ? x : 1.0;
+  else return mc_power<n / 2>(x * x) * mc_power<n % 2>(x);
 }
 template <class T> MC T mc_ipow(T a, T b) {
   if (b < 0) return a == 1 ? 1 : a == (T)-1 ? ((b & 1) ? (T)-1 : (T)1) : 0;

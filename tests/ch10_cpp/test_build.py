@@ -131,8 +131,8 @@ def vectorised(source) -> str:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or build._glibc() < 235, reason="asks for the vectors of glibc 2.35 for x86")
-@pytest.mark.parametrize("names, dtype", [("exp log tanh erf sin cosh pow sigmoid erfinv", torch.float64),
-                                          ("tan asin sinh atanh erfc atan2 hypot pow erfinv", torch.float32)])
+@pytest.mark.parametrize("names, dtype", [("exp log tanh erf sin cosh pow sigmoid", torch.float64),
+                                          ("tan asin sinh atanh erfc atan2 hypot pow", torch.float32)])
 def test_functions_of_libm_are_called_for_vectors(names, dtype, fresh_cache):
     if "clang" in build.compiler():
         pytest.skip("asks g++ what it has vectorised")

@@ -288,9 +288,9 @@ def test_a_function_gives_the_same_bits_in_a_loop_of_any_length(dtype):
     """In vectors of every width, and alone: what one loop has stored and another computes anew are compared for equality."""
     torch.manual_seed(0)
     x, y = torch.rand(2, 221, dtype=dtype) * 0.998 + 0.001
-    binary = "pow atan2 hypot remainder fmod truediv floordiv".split()
-    names = ("exp exp2 expm1 log log2 log10 log1p tanh erf erf_plus_one erfc erfinv sin cos tan asin acos atan sinh cosh asinh "
-             "atanh sigmoid rsqrt sqrt reciprocal lgamma digamma").split() + binary
+    binary = "pow atan2 hypot truediv".split()
+    names = ("exp exp2 expm1 log log2 log10 log1p tanh erf erf_plus_one erfc sin cos tan asin acos atan sinh cosh asinh "
+             "atanh sigmoid rsqrt sqrt reciprocal").split() + binary
     def one(name, length):
         i, b = variables("i", length), Body()
         operands = [b.load(operand, i[0].expr, dtype) for operand in ("xy" if name in binary else "x")]
@@ -308,17 +308,6 @@ def test_a_function_gives_the_same_bits_in_a_loop_of_any_length(dtype):
                 compiled[name, length](x[piece], *[y[piece]] * (name in binary), z[piece])
             found.append(z[:210])
         assert all(torch.equal(found[0], z) for z in found), name
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_inverse_of_erf_is_exact_near_zero_and_near_one(dtype):
-    some = torch.cat([torch.logspace(-30, -1e-3, 2000, dtype=torch.float64), 1 - torch.logspace(-16, -1, 1000, dtype=torch.float64)])
-    x = torch.cat([some, -some, torch.tensor([0.0, -0.0, 1, -1, 2, -2, math.nan])]).to(dtype)
-    i, b, y = variables("i", x.numel()), Body(), torch.empty_like(x)
-    b.store("y", i[0].expr, b.erfinv(b.load("x", i[0].expr, dtype)))
-    run(kernel(i, (), [(i, (), b)], {"x": x}, {"y": y}), {"x": x}, {"y": y})
-    torch.testing.assert_close(y, torch.erfinv(x), rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
-    assert torch.equal(y[:-3].signbit(), x[:-3].signbit())
 
 
 def test_one_plus_erf_is_one_function():
