@@ -2,6 +2,8 @@
 # # Printing the dialect
 
 # %%
+from itertools import groupby
+
 from . import PRIMITIVES, TABLE
 from .primitives import CATEGORIES
 
@@ -13,8 +15,8 @@ def overview() -> str:
     for category in CATEGORIES:
         members = [p for p in PRIMITIVES.values() if p.category == category]
         lines.append(f"\n{category} ({len(members)})")
-        for p in members:
-            lines.append(f"  {str(p.op).removeprefix('aten.').removesuffix('.default'):44} {p.meaning}")
+        for meaning, alike in groupby(members, lambda p: p.meaning):
+            lines.append(f"  {' '.join(str(p.op).removeprefix('aten.').removesuffix('.default') for p in alike)}: {meaning}")
     translated = [op for op in TABLE if op not in PRIMITIVES]
     packets = {str(op).split(".")[1] for op in translated}
     lines.append(f"\n{len(PRIMITIVES)} primitives; {len(translated)} ATen overloads of {len(packets)} "

@@ -38,12 +38,10 @@ CATEGORIES = ("pointwise", "reduction", "view", "indexing", "creation", "random"
 
 
 def primitives(category: str, meanings: str) -> None:
-    """Register one `overload: meaning` per line. Overloads that this version of torch lacks are left out."""
+    """Register `overloads: meaning`, a line for those that are said in one breath. What this version of torch lacks is left out."""
     for line in meanings.strip().splitlines():
-        name, meaning = (part.strip() for part in line.split(":", 1))
-        op = overload(name)
-        if op is not None:
-            PRIMITIVES[op] = Primitive(op, category, meaning)
+        names, meaning = line.split(": ", 1)
+        PRIMITIVES.update((op, Primitive(op, category, meaning)) for op in map(overload, names.split()) if op is not None)
 
 
 def is_primitive(op) -> bool:
@@ -68,75 +66,30 @@ def is_primitive(op) -> bool:
 
 # %%
 primitives("pointwise", """
-    add.Tensor: a + b
-    sub.Tensor: a - b
-    mul.Tensor: a * b
+    add.Tensor sub.Tensor mul.Tensor neg abs: a + b, a - b, a * b, -a and the magnitude of a
     div.Tensor: a / b, true division of floats
     div.Tensor_mode: division rounded by "floor" or "trunc"
     fmod.Tensor: remainder with the sign of the dividend
     remainder.Tensor: remainder with the sign of the divisor
-    pow.Tensor_Tensor: a ** b
-    pow.Tensor_Scalar: a ** number
-    pow.Scalar: number ** b
-    maximum: the larger one; NaN wins
-    minimum: the smaller one; NaN wins
+    pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar: a ** b, where a or b may be a number
+    reciprocal sqrt rsqrt: 1 / a, the square root, and 1 / sqrt(a)
+    maximum minimum: the larger one and the smaller one; NaN wins
     atan2: angle of the point (b, a)
     hypot: sqrt(a*a + b*b) without overflow
     nextafter: the next float after a in the direction of b
-    abs: magnitude
-    neg: -a
-    sign: -1, 0 or 1
-    exp: e ** a
-    exp2: 2 ** a
-    expm1: exp(a) - 1, exact near 0
-    log: natural logarithm
-    log2: logarithm to base 2
-    log10: logarithm to base 10
-    log1p: log(1 + a), exact near 0
-    sqrt: square root
-    rsqrt: 1 / sqrt(a)
-    reciprocal: 1 / a
-    sin: sine
-    cos: cosine
-    tan: tangent
-    asin: inverse sine
-    acos: inverse cosine
-    atan: inverse tangent
-    sinh: hyperbolic sine
-    cosh: hyperbolic cosine
-    tanh: hyperbolic tangent
-    asinh: inverse hyperbolic sine
-    acosh: inverse hyperbolic cosine
-    atanh: inverse hyperbolic tangent
+    sign signbit: -1, 0 or 1, and whether the sign bit is set
+    exp exp2 log log2 log10: e ** a, 2 ** a, and logarithms
+    expm1 log1p: exp(a) - 1 and log(1 + a), exact near 0
+    sin cos tan sinh cosh tanh: trigonometric and hyperbolic functions
+    asin acos atan asinh acosh atanh: their inverses
     sigmoid: 1 / (1 + exp(-a))
-    erf: error function
-    erfc: 1 - erf(a), exact for large a
-    erfinv: inverse error function
-    lgamma: logarithm of the gamma function
-    digamma: derivative of lgamma
-    floor: round down
-    ceil: round up
-    trunc: round towards 0
-    round: round to nearest, ties to even
-    signbit: is the sign bit set
-    eq.Tensor: a == b
-    ne.Tensor: a != b
-    lt.Tensor: a < b
-    le.Tensor: a <= b
-    gt.Tensor: a > b
-    ge.Tensor: a >= b
-    eq.Scalar: a == number
-    ne.Scalar: a != number
-    lt.Scalar: a < number
-    le.Scalar: a <= number
-    gt.Scalar: a > number
-    ge.Scalar: a >= number
-    bitwise_and.Tensor: a & b; logical "and" of bools
-    bitwise_or.Tensor: a | b
-    bitwise_xor.Tensor: a ^ b
-    bitwise_not: ~a; logical "not" of a bool
-    bitwise_left_shift.Tensor: a << b
-    bitwise_right_shift.Tensor: a >> b
+    erf erfc erfinv: error function, 1 - erf(a), exact for large a, and the inverse
+    lgamma digamma: logarithm of the gamma function, and its derivative
+    floor ceil trunc round: round down, up, towards 0, and to nearest, ties to even
+    eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor: comparisons of a and b
+    eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar: comparisons of a with a number
+    bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_not: a & b, a | b, a ^ b, ~a; of bools, those of logic
+    bitwise_left_shift.Tensor bitwise_right_shift.Tensor: a << b and a >> b
     where.self: a where the bool condition holds, else b
     _to_copy: convert to a dtype, device or memory format
     clone: a copy, possibly in another memory format
@@ -154,10 +107,8 @@ primitives("pointwise", """
 primitives("reduction", """
     sum.dim_IntList: sum over dims
     prod.dim_int: product over one dim
-    amax: largest element over dims; NaN wins
-    amin: smallest element over dims; NaN wins
-    argmax: index of the first largest element along one dim; NaN is the largest
-    argmin: index of the first smallest element along one dim; NaN is the smallest
+    amax amin: largest and smallest element over dims; NaN wins
+    argmax argmin: index of the first largest or smallest element along one dim, where NaN is the more extreme
     any.dims: is any bool of dims set
     var_mean.correction: variance (divided by n - correction) and mean, in one pass
 """)
@@ -190,9 +141,7 @@ primitives("indexing", """
     gather: x[i] along one dim, one index per output element
     embedding: rows of a table
     index_put: x with x[i] = v, or += v when accumulating
-    scatter.src: x with x[i] = v along one dim
-    scatter_add: x with x[i] += v along one dim
-    scatter_reduce.two: x with x[i] = reduce(x[i], v) along one dim
+    scatter.src scatter_add scatter_reduce.two: x with x[i] = v, x[i] += v, or x[i] = reduce(x[i], v), along one dim
     slice_scatter: x with x[start:end:step] = v
     select_scatter: x with x[i] = v
     as_strided_scatter: x with the elements at offset + index . strides replaced
@@ -214,9 +163,7 @@ primitives("creation", """
     empty.memory_format: elements of any value
 """)
 primitives("random", """
-    rand: uniform on [0, 1)
-    randn: standard normal
-    randint.low: uniform integers
+    rand randn randint.low: uniform on [0, 1), standard normal, and uniform integers
     randperm: a random permutation
     bernoulli: 1 with probability a
     bernoulli.p: 1 with probability p, in the shape and dtype of a
@@ -233,33 +180,20 @@ primitives("random", """
 
 # %%
 primitives("extern", """
-    mm: matrix product
+    mm bmm mv dot: matrix product, a batch of them, matrix times vector, and inner product of two vectors
     addmm: bias + matrix product; cuBLASLt adds a 1-d bias in its epilogue
-    bmm: batch of matrix products
     baddbmm: bias + batch of matrix products
-    mv: matrix times vector
-    dot: inner product of two vectors
     convolution: n-d convolution, cuDNN or oneDNN
     convolution_backward: its three gradients
-    _scaled_dot_product_flash_attention: fused attention, and its backward
-    _scaled_dot_product_flash_attention_backward: gradients of it
-    _scaled_dot_product_flash_attention_for_cpu: the same on CPU
-    _scaled_dot_product_flash_attention_for_cpu_backward: gradients of it
+    _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_cudnn_attention: fused attention
     _scaled_dot_product_efficient_attention: fused attention with any bias
-    _scaled_dot_product_efficient_attention_backward: gradients of it
-    _scaled_dot_product_cudnn_attention: fused attention of cuDNN
-    _scaled_dot_product_cudnn_attention_backward: gradients of it
-    sort: sorted values and their indices
-    sort.stable: the same, ties in order
-    topk: the k largest and their indices
-    kthvalue: the k-th smallest and its index
-    cumsum: running sum
-    cumprod: running product
-    cummax: running maximum and its index
-    cummin: running minimum and its index
-    logcumsumexp: running logsumexp
-    searchsorted.Tensor: positions in a sorted sequence
-    bucketize.Tensor: positions in sorted boundaries
+    _scaled_dot_product_flash_attention_backward _scaled_dot_product_flash_attention_for_cpu_backward: gradients of fused attention
+    _scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention_backward: the same
+    sort sort.stable: sorted values and their indices, and the same with ties in order
+    topk kthvalue: the k largest and their indices, and the k-th smallest and its index
+    cumsum cumprod logcumsumexp: running sum, product and logsumexp
+    cummax cummin: running maximum and minimum, and their indices
+    searchsorted.Tensor bucketize.Tensor: positions in a sorted sequence, or in sorted boundaries
     nonzero: indices of the nonzero elements, a size that depends on data
     masked_scatter: x with the masked elements taken from a source in order
 """)
