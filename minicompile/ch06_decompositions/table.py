@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_map
 
 from ..ch01_graphs.corrections import outside
 from ..ch01_graphs.operators import leaves
+from ..ch01_graphs.rules.operators import overload_named
 
 aten = torch.ops.aten
 TABLE: dict[torch._ops.OpOverload, Callable] = {}
@@ -38,9 +39,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 def overload(name: str):
     """The ATen overload called `name` ("add.Tensor", "relu"), or None where torch has no such overload."""
-    packet, _, kind = name.partition(".")
-    op = getattr(getattr(aten, packet, None), kind or "default", None)
-    if op is None:
+    if (op := overload_named(name)) is None:
         ABSENT.add(name)
     return op
 

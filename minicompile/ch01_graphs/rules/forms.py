@@ -14,7 +14,7 @@ import torch
 from ..corrections import COPYING, CPU_FORMS, FORMS, OPERANDS, as_promoted, elementwise, like_a_copy, outside, restrided, row_by_row
 from ..layouts import copied_strides, strides_in_order
 from ..symbolic import present
-from .operators import overloads
+from .operators import by_overload, named, overload_named, overloads
 
 aten = torch.ops.aten
 
@@ -92,20 +92,17 @@ def _ask_the_kernel(op):
 # What is peculiar to elementwise operators and to copies.
 
 # %%
-OPERANDS.update({
-    **dict.fromkeys([aten.hardswish.default, aten.pow.Tensor_Scalar], [0]),
-    **dict.fromkeys([aten.complex.default, aten.polar.default, aten.floor_divide.default, aten.floor_divide.Scalar, aten.mse_loss.default,
-                     aten.smooth_l1_loss.default, aten.lerp.Scalar, aten.hardtanh_backward.default,
-                     aten.mish_backward.default, aten.hardswish_backward.default, aten.hardsigmoid_backward.default,
-                     aten.softplus_backward.default], [0, 1]),
-    **dict.fromkeys([aten.threshold_backward.default, aten.rsub.Tensor, aten.leaky_relu_backward.default], [1, 0]),
-    aten.elu_backward.default: [0, 5],
-})
-COPYING |= {getattr(getattr(aten, name), kind or "default") for name, _, kind in (name.partition(".") for name in (
+OPERANDS.update(by_overload({
+    "hardswish pow.Tensor_Scalar": [0],
+    "complex polar floor_divide floor_divide.Scalar mse_loss smooth_l1_loss lerp.Scalar hardtanh_backward mish_backward hardswish_backward "
+    "hardsigmoid_backward softplus_backward": [0, 1],
+    "threshold_backward rsub.Tensor leaky_relu_backward": [1, 0],
+    "elu_backward": [0, 5],
+}))
+COPYING.update(named(
     "clone _to_copy empty_like full_like zeros_like ones_like zero fill.Scalar fill.Tensor conj_physical deg2rad rad2deg hardtanh "
     "_conj_physical nan_to_num flip index_fill.int_Scalar index_fill.int_Tensor index_put binary_cross_entropy "
-    "_unsafe_masked_index_put_accumulate _prelu_kernel rand_like randn_like randint_like randint_like.low_dtype "
-    "log_sigmoid_backward").split())}
+    "_unsafe_masked_index_put_accumulate _prelu_kernel rand_like randn_like randint_like randint_like.low_dtype log_sigmoid_backward"))
 
 
 # %% [markdown]
@@ -254,69 +251,56 @@ def _each(form):
 # the first operand, or as elementwise kernels leave them. A lambda picks the operands that a rule is about.
 
 # %%
-FORMS.update({
-    aten.convolution.default: lambda out, x, *rest: out if x.dtype == torch.float64 else _convolution_layout(out, x, *rest),
+FORMS.update(by_overload({
+    "convolution": lambda out, x, *rest: out if x.dtype == torch.float64 else _convolution_layout(out, x, *rest),
     # weights that nobody wants: an empty tensor, really None
-    aten._native_multi_head_attention.default: lambda out, *_: (out[0], out[1] if out[1].dim() > 1 else None),
-    aten.linalg_vector_norm.default: _norm,
-    **dict.fromkeys([aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default], _of_one_row),
-    **dict.fromkeys([aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor, aten.pow.Scalar, aten.masked_fill.Scalar,
-                     aten.masked_fill.Tensor, aten.renorm.default, aten.tril.default, aten.triu.default, aten._log_softmax.default,
-                     aten._softmax.default, aten.diag_embed.default, aten.normal.Tensor_float, aten.normal.float_Tensor,
-                     aten.normal.Tensor_Tensor, aten.poisson.default, aten.mvlgamma.default, aten.im2col.default,
-                     aten._softmax_backward_data.default, aten._log_softmax_backward_data.default], row_by_row),
-    **dict.fromkeys([aten.smooth_l1_loss_backward.default, aten.mse_loss_backward.default, aten.huber_loss_backward.default],
-                    lambda out, grad, x, target, *_: row_by_row(out) if out.shape == x.shape else elementwise(out, x, target, grad)),
-    aten.nll_loss2d_forward.default: lambda out, *_: (row_by_row(out[0]), *out[1:]),
-    aten.binary_cross_entropy_backward.default: lambda out, grad, x, *_: like_a_copy(out, x),
-    aten._prelu_kernel_backward.default: lambda out, grad, x, weight: tuple(elementwise(t, x, weight, grad) for t in out),
-    aten.native_layer_norm_backward.default: lambda out, *_: tuple(t if t is None else row_by_row(t) for t in out),
-    aten.block_diag.default: _of_one_block,
-    aten.ldexp.Tensor: _scaled_by_power,
-    aten.huber_loss.default: lambda out, x, *_: like_a_copy(out.to(x.dtype), x),
-    aten.angle.default: lambda out, x: row_by_row(out) if x.is_complex() else elementwise(out, x),
-    aten.isinf.default: _is_infinite,
-    **dict.fromkeys([aten.sort.default, aten.sort.stable, aten.frexp.Tensor], _each(like_a_copy)),
-    **dict.fromkeys([aten.index.Tensor, aten._unsafe_index.Tensor], _indexed),
-    aten.where.self: lambda out, condition, *choices: elementwise(out, condition, *as_promoted(choices, out.dtype)),
-    aten.rot90.default: _rotated,
-    **dict.fromkeys([aten.sum.dim_IntList, aten.var.correction, aten.std.correction, aten.prod.dim_int, aten.amax.default,
-                     aten.amin.default], _reduced),
-    **dict.fromkeys([aten.var_mean.correction, aten.std_mean.correction, aten.aminmax.default], _each(_reduced)),
-    aten.linalg_matrix_exp.default: _exponential,
-    aten.binary_cross_entropy_with_logits.default: lambda out, x, target, *_: like_a_copy(out, target),
-    aten.native_layer_norm.default: lambda out, *_: (row_by_row(out[0]), *out[1:]),
-    **dict.fromkeys(overloads(aten.linspace, aten.logspace), _spaced),
-})
-CPU_FORMS.update({
-    aten.convolution.default: _convolution_layout,
-    aten._embedding_bag.default: functools.partial(_embedding_bag_sizes, False),
-    aten._embedding_bag_forward_only.default: functools.partial(_embedding_bag_sizes, True),
-    **dict.fromkeys([aten.native_batch_norm.default, aten._native_batch_norm_legit.default,
-                     aten._native_batch_norm_legit_functional.default], _batch_norm),
-    **dict.fromkeys([aten._native_batch_norm_legit.no_stats, aten._batch_norm_with_update.default,
-                     aten._batch_norm_with_update_functional.default], _batch_norm_layout),
-    aten._scaled_dot_product_flash_attention_for_cpu.default: lambda out, q, *_: (like_a_copy(out[0], q), *out[1:]),
-    **dict.fromkeys([aten.reflection_pad2d_backward.default, aten.replication_pad2d_backward.default,
-                     aten.reflection_pad3d_backward.default, aten.replication_pad3d_backward.default],
-                    lambda out, grad, x, *_: _rows_or_channels_last(out, x)),
-    aten.native_batch_norm_backward.default: lambda out, grad, x, *_: _batch_norm_layout(out, x),
-    aten._fft_r2c.default: _ask_the_kernel(aten._fft_r2c.default),
-    aten._fft_c2c.default: _ask_the_kernel(aten._fft_c2c.default),
-    aten._fft_c2r.default: _ask_the_kernel(aten._fft_c2r.default),
-    aten._linalg_svd.default: lambda out, *_: _column_major(out, 2),
-    aten.linalg_eig.default: lambda out, *_: _column_major(out, 1),
-    aten.log_sigmoid_forward.default: _each(row_by_row),
-    aten.native_dropout_backward.default:
+    "_native_multi_head_attention": lambda out, *_: (out[0], out[1] if out[1].dim() > 1 else None),
+    "linalg_vector_norm": _norm,
+    "multi_margin_loss multilabel_margin_loss_forward": _of_one_row,
+    "isin.Tensor_Tensor isin.Tensor_Scalar isin.Scalar_Tensor pow.Scalar masked_fill.Scalar masked_fill.Tensor renorm tril triu _softmax "
+    "_log_softmax _softmax_backward_data _log_softmax_backward_data diag_embed normal.Tensor_float normal.float_Tensor "
+    "normal.Tensor_Tensor poisson mvlgamma im2col": row_by_row,
+    "smooth_l1_loss_backward mse_loss_backward huber_loss_backward":
+        lambda out, grad, x, target, *_: row_by_row(out) if out.shape == x.shape else elementwise(out, x, target, grad),
+    "nll_loss2d_forward native_layer_norm": lambda out, *_: (row_by_row(out[0]), *out[1:]),
+    "binary_cross_entropy_backward": lambda out, grad, x, *_: like_a_copy(out, x),
+    "_prelu_kernel_backward": lambda out, grad, x, weight: tuple(elementwise(t, x, weight, grad) for t in out),
+    "native_layer_norm_backward": lambda out, *_: tuple(t if t is None else row_by_row(t) for t in out),
+    "block_diag": _of_one_block,
+    "ldexp.Tensor": _scaled_by_power,
+    "huber_loss": lambda out, x, *_: like_a_copy(out.to(x.dtype), x),
+    "angle": lambda out, x: row_by_row(out) if x.is_complex() else elementwise(out, x),
+    "isinf": _is_infinite,
+    "sort sort.stable frexp.Tensor": _each(like_a_copy),
+    "index.Tensor _unsafe_index.Tensor": _indexed,
+    "where.self": lambda out, condition, *choices: elementwise(out, condition, *as_promoted(choices, out.dtype)),
+    "rot90": _rotated,
+    "sum.dim_IntList var.correction std.correction prod.dim_int amax amin": _reduced,
+    "var_mean.correction std_mean.correction aminmax": _each(_reduced),
+    "linalg_matrix_exp": _exponential,
+    "binary_cross_entropy_with_logits": lambda out, x, target, *_: like_a_copy(out, target),
+}) | dict.fromkeys(overloads(aten.linspace, aten.logspace), _spaced))
+CPU_FORMS.update(by_overload({
+    "convolution": _convolution_layout,
+    "_embedding_bag": functools.partial(_embedding_bag_sizes, False),
+    "_embedding_bag_forward_only": functools.partial(_embedding_bag_sizes, True),
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional": _batch_norm,
+    "_native_batch_norm_legit.no_stats _batch_norm_with_update _batch_norm_with_update_functional": _batch_norm_layout,
+    "_scaled_dot_product_flash_attention_for_cpu": lambda out, q, *_: (like_a_copy(out[0], q), *out[1:]),
+    "reflection_pad2d_backward replication_pad2d_backward reflection_pad3d_backward replication_pad3d_backward":
+        lambda out, grad, x, *_: _rows_or_channels_last(out, x),
+    "native_batch_norm_backward": lambda out, grad, x, *_: _batch_norm_layout(out, x),
+    **{name: _ask_the_kernel(overload_named(name)) for name in ("_fft_r2c", "_fft_c2c", "_fft_c2r")},
+    "_linalg_svd": lambda out, *_: _column_major(out, 2),
+    "linalg_eig": lambda out, *_: _column_major(out, 1),
+    "log_sigmoid_forward": _each(row_by_row),
+    "native_dropout_backward":
         lambda out, grad, mask, scale: elementwise(out, grad, elementwise(mask, *as_promoted([mask], grad.dtype), scale)),
-    aten.roll.default: _rolled,
-    **dict.fromkeys([aten.pixel_unshuffle.default, aten.channel_shuffle.default], _shuffled),
-    **dict.fromkeys([getattr(aten, f"{name}2d").default for name in (
-        "upsample_nearest", "_upsample_nearest_exact", "upsample_bilinear", "upsample_bicubic")], _rows_or_channels_last),
-    **dict.fromkeys([aten.max_unpool2d.default, aten.pixel_shuffle.default, aten.reflection_pad2d.default, aten.replication_pad2d.default,
-                     aten.reflection_pad3d.default, aten.replication_pad3d.default], _rows_or_channels_last),
-    aten.native_group_norm.default: _group_norm,
-    aten.native_group_norm_backward.default: _group_norm_backward_dtypes,
-    **dict.fromkeys([aten.rrelu_with_noise.default, aten.nonzero_static.default, aten.index_add.default,
-                     aten.index_copy.default], row_by_row),
-})
+    "roll": _rolled,
+    "pixel_unshuffle channel_shuffle": _shuffled,
+    "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d max_unpool2d pixel_shuffle reflection_pad2d "
+    "replication_pad2d reflection_pad3d replication_pad3d": _rows_or_channels_last,
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward_dtypes,
+    "rrelu_with_noise nonzero_static index_add index_copy": row_by_row,
+}))

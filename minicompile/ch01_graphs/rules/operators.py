@@ -19,6 +19,16 @@ def overload_named(name: str):
     return getattr(getattr(aten, packet, None), kind or "default", None)
 
 
+def named(names: str) -> list:
+    """The overloads of these names that torch has."""
+    return [op for op in map(overload_named, names.split()) if op is not None]
+
+
+def by_overload(rules: dict) -> dict:
+    """{names of overloads: rule} as a table by overload."""
+    return {op: rule for names, rule in rules.items() for op in named(names)}
+
+
 # %% [markdown]
 # Of some operators the size of the result, or a number that the program gets, depends on the numbers in tensors: `nonzero` says
 # how many there are. A fake has no numbers, so the graph ends before them.
@@ -27,11 +37,8 @@ def overload_named(name: str):
 # the operands at the given places, and `FIRST_DECIDES` those whose result is on the device of the first operand, whatever the others are.
 
 # %%
-DATA_DEPENDENT = {
-    aten.item.default, aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default,
-    aten.equal.default, aten.unique_dim.default, aten._unique2.default, aten.unique_consecutive.default,
-    aten.is_nonzero.default, aten.allclose.default, aten.bincount.default, aten.repeat_interleave.Tensor,
-}
+DATA_DEPENDENT = set(named("item _local_scalar_dense nonzero masked_select equal unique_dim _unique2 unique_consecutive is_nonzero "
+                           "allclose bincount repeat_interleave.Tensor"))
 
 NUMBERS_AT = {
     **dict.fromkeys("addcdiv block_diag complex embedding huber_loss_backward masked_scatter mse_loss polar smooth_l1_loss "
@@ -39,17 +46,17 @@ NUMBERS_AT = {
     **dict.fromkeys("logical_and logical_or logical_xor soft_margin_loss".split(), (1,)),
     **dict.fromkeys("addcmul lerp masked_fill".split(), (2,)), "soft_margin_loss_backward": (0, 2)}
 
-FIRST_DECIDES = set(map(overload_named, (
+FIRST_DECIDES = set(named(
     "copy_ copy fill.Tensor fill_.Tensor resize_as_ index.Tensor index_put index_put_ _index_put_impl_ select_scatter "
     "slice_scatter diagonal_scatter as_strided_scatter index_fill.int_Tensor index_fill_.int_Tensor index_fill.int_Scalar "
-    "index_fill_.int_Scalar").split()))
+    "index_fill_.int_Scalar"))
 
 # %% [markdown]
 # A float that varies from call to call can be an input of the graph only if it is data to whatever takes it: no shape and no
 # dtype depends on its value, no kernel refuses some values, and the graph of primitives is the same for all.
 
 # %%
-FLOATS_ARE_DATA = set(filter(None, map(overload_named, (
+FLOATS_ARE_DATA = set(named(
     "add.Tensor add.Scalar add_.Tensor add_.Scalar sub.Tensor sub.Scalar sub_.Tensor sub_.Scalar "
     "rsub.Scalar rsub.Tensor mul.Tensor mul.Scalar mul_.Tensor mul_.Scalar div.Tensor div.Scalar "
     "div_.Tensor div_.Scalar div.Tensor_mode div.Scalar_mode floor_divide floor_divide.Scalar "
@@ -61,8 +68,7 @@ FLOATS_ARE_DATA = set(filter(None, map(overload_named, (
     "leaky_relu_backward hardtanh threshold threshold_backward elu addmm baddbmm addmv addbmm addr addmm_ "
     "index_fill.int_Scalar index_fill_.int_Scalar xlogy.Scalar_Other xlogy.Scalar_Self maximum minimum "
     + " ".join(f"_foreach_{name}{form}.{kind}" for name in "add sub mul div lerp addcmul addcdiv pow clamp_min clamp_max".split()
-               for form in ("", "_") for kind in ("Scalar", "ScalarList", "List", "Tensor", "ScalarAndTensor"))
-    ).split())))
+               for form in ("", "_") for kind in ("Scalar", "ScalarList", "List", "Tensor", "ScalarAndTensor"))))
 
 # %% [markdown]
 # Where PyTorch has no meta kernel for an operator, or none for all of its forms, its results are derived here: fused optimizers
@@ -114,12 +120,10 @@ SCATTERED = {
     aten.as_strided_scatter.default: aten.as_strided.default,
 }
 
-SHAPED = set(overloads(
-    aten.put, aten.put_, aten.index_add, aten.index_add_, aten.index_reduce, aten.index_reduce_, aten.index_copy, aten.index_copy_,
-    aten.index_fill, aten.index_fill_, aten.index, aten.index_select, aten.embedding, aten.gather,
-    aten.scatter, aten.scatter_, aten.scatter_add, aten.scatter_add_, aten.scatter_reduce, aten.scatter_reduce_, aten.masked_scatter,
-    aten.masked_scatter_, aten.index_put, aten.index_put_, aten._index_put_impl_, aten.searchsorted, aten.bucketize,
-    aten.nll_loss_forward, aten.nll_loss2d_forward, aten.soft_margin_loss, aten.max, aten.min, aten.median, aten.nanmedian, aten.mode,
-    aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_bicubic2d, aten.upsample_trilinear3d, aten._upsample_bilinear2d_aa,
-    aten._upsample_bicubic2d_aa, aten.grid_sampler_2d, aten.grid_sampler_3d))
+SHAPED = set(overloads(*(getattr(aten, name + form) for form in ("", "_") for name in (
+    "put index_add index_reduce index_copy index_fill scatter scatter_add scatter_reduce masked_scatter index_put").split()), *(
+    getattr(aten, name) for name in (
+        "_index_put_impl_ index index_select embedding gather searchsorted bucketize nll_loss_forward nll_loss2d_forward soft_margin_loss "
+        "max min median nanmedian mode upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d "
+        "_upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d grid_sampler_3d").split())))
 

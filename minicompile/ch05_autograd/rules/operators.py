@@ -8,6 +8,8 @@ import operator
 
 import torch
 
+from ...ch01_graphs.rules.operators import by_overload, named
+
 aten = torch.ops.aten
 
 # %% [markdown]
@@ -15,45 +17,30 @@ aten = torch.ops.aten
 # operators have a tag; `CHEAP` lists what is as cheap without it, and `BECOME_LOOPS` what else becomes a loop that may be fused.
 
 # %%
-CHEAP = {
-    aten._to_copy, aten.clone, aten.copy, aten.fill, aten.zero, aten.full, aten.full_like, aten.zeros,
-    aten.zeros_like, aten.ones, aten.ones_like, aten.new_zeros, aten.new_ones, aten.new_full,
-    aten.scalar_tensor, aten.arange, aten.eye, aten.cat, aten.stack, aten.repeat, aten.flip, aten.roll,
-    aten.tril, aten.triu, aten.constant_pad_nd, aten.slice_scatter, aten.select_scatter,
-    aten.masked_fill, aten._native_batch_norm_legit_no_training,
-}
+CHEAP = {getattr(aten, name) for name in (
+    "_to_copy clone copy fill zero full full_like zeros zeros_like ones ones_like new_zeros new_ones new_full scalar_tensor arange eye cat "
+    "stack repeat flip roll tril triu constant_pad_nd slice_scatter select_scatter masked_fill "
+    "_native_batch_norm_legit_no_training").split()}
 
-BECOME_LOOPS = {
-    aten.sum, aten.mean, aten.amax, aten.amin, aten.max, aten.min, aten.prod, aten.var, aten.var_mean,
-    aten.std, aten.any, aten.all, aten.argmax, aten.argmin, aten._softmax, aten._log_softmax,
-    aten._softmax_backward_data, aten._log_softmax_backward_data, aten.logsumexp, aten.native_layer_norm,
-    aten.native_layer_norm_backward, aten.native_group_norm, aten.native_group_norm_backward,
-    aten.native_batch_norm_backward, aten.native_dropout, aten._native_batch_norm_legit_functional,
-    aten.native_batch_norm, aten.nll_loss_forward, aten.nll_loss_backward, aten.embedding,
-    aten.embedding_dense_backward, aten.index, aten.gather, aten.scatter, aten.scatter_add,
-    aten.index_select, aten.index_put, aten.select_backward, aten.slice_backward,
-    aten.max_pool2d_with_indices, aten.avg_pool2d, aten.linalg_vector_norm, aten.bernoulli,
-    aten.empty_like,
-}
+BECOME_LOOPS = {getattr(aten, name) for name in (
+    "sum mean amax amin max min prod var var_mean std any all argmax argmin _softmax _log_softmax _softmax_backward_data "
+    "_log_softmax_backward_data logsumexp native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward "
+    "native_batch_norm_backward native_dropout _native_batch_norm_legit_functional native_batch_norm nll_loss_forward nll_loss_backward "
+    "embedding embedding_dense_backward index gather scatter scatter_add index_select index_put select_backward slice_backward "
+    "max_pool2d_with_indices avg_pool2d linalg_vector_norm bernoulli empty_like").split()}
 
 # %% [markdown]
 # Whether a gradient is zero whatever the data is, is asked forward along the graph. `LINEAR` operators, as all views, give zero if
 # their first operand is, a product as soon as either is, and `JOINS` if the operands at the given positions are.
 
 # %%
-LINEAR = {
-    aten.div.Tensor, aten.neg.default, aten.clone.default, aten._to_copy.default, aten.sum.default, aten.sum.dim_IntList, operator.getitem,
-    aten.reshape.default, aten._softmax_backward_data.default, aten._log_softmax_backward_data.default,
-    aten.mul.Scalar, aten.div.Scalar, aten.flip.default, aten.index.Tensor, aten.masked_fill.Scalar,
-    aten.roll.default, aten.rot90.default, aten.tril.default, aten.triu.default, aten.repeat.default, aten.constant_pad_nd.default,
-    aten.cumsum.default, aten.mean.dim, aten.mean.default, aten.index_select.default, aten.gather.default,
-}
-ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten._efficientzerotensor.default}
-PRODUCTS = {aten.mul.Tensor, aten.mm.default, aten.bmm.default}
-JOINS = {aten.add.Tensor: (0, 1), aten.sub.Tensor: (0, 1), aten.where.self: (1, 2), aten.cat.default: (0,), aten.stack.default: (0,),
-         aten.slice_scatter.default: (0, 1), aten.select_scatter.default: (0, 1), aten.diagonal_scatter.default: (0, 1),
-         aten.as_strided_scatter.default: (0, 1), aten.index_put.default: (0, 2), aten.scatter.src: (0, 3),
-         aten.scatter_add.default: (0, 3), aten.index_add.default: (0, 3)}
+LINEAR = {operator.getitem, *named(
+    "div.Tensor neg clone _to_copy sum sum.dim_IntList reshape _softmax_backward_data _log_softmax_backward_data mul.Scalar div.Scalar "
+    "flip index.Tensor masked_fill.Scalar roll rot90 tril triu repeat constant_pad_nd cumsum mean.dim mean index_select gather")}
+ZEROS = set(named("zeros zeros_like new_zeros _efficientzerotensor"))
+PRODUCTS = set(named("mul.Tensor mm bmm"))
+JOINS = by_overload({"add.Tensor sub.Tensor slice_scatter select_scatter diagonal_scatter as_strided_scatter": (0, 1), "where.self": (1, 2),
+              "cat stack": (0,), "index_put": (0, 2), "scatter.src scatter_add index_add": (0, 3)})
 
 # %% [markdown]
 # Operators that raise for some values of their operands must run where eager runs them. `REFUSING_INTEGERS` do so only for integers,
