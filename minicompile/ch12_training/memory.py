@@ -23,6 +23,8 @@
 # Inputs cost nothing: they are alive through the whole step, and the graph writes them at its end only.
 
 # %%
+import operator
+
 import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
@@ -51,7 +53,7 @@ def recompute_in_pass(gm: fx.GraphModule, number: int) -> fx.GraphModule:
     backward = {n for n in nodes if n.meta.get("backward") == number}
     begin = next(i for i, n in enumerate(nodes) if n in backward)
     masks = masks_of_forward(nodes, backward)
-    backward -= masks
+    backward -= masks | picked_in_forward(backward)
     outputs = [o for o in gm.graph.output_node().args[0] if isinstance(o, fx.Node)]
     joint = Joint(gm, len(outputs), [], [], [], [], {})
     saved = set(choose_saved(joint, Halves(backward, set(nodes[:begin]), outputs, []), prices=price_inside))
@@ -100,6 +102,11 @@ def masks_of_forward(nodes: list[fx.Node], backward: set[fx.Node]) -> set[fx.Nod
                 node.all_input_nodes and masks.issuperset(backward.intersection(node.all_input_nodes)):
             masks.add(node)
     return masks
+
+
+def picked_in_forward(backward: set[fx.Node]) -> set[fx.Node]:
+    """Parts of a tuple that forward has made, taken where a derivative reads them. A part can be kept, a tuple cannot."""
+    return {n for n in backward if n.target is operator.getitem and n.args[0] not in backward}
 
 
 def in_order(nodes: list[fx.Node], masks: set[fx.Node], early: set[fx.Node]):
