@@ -104,7 +104,6 @@ class Joint:
     windows: set[int] = field(default_factory=set)      # results that are parts of larger memory in eager
     watched: dict[int, set[int]] = field(default_factory=dict)      # see `saved_after_writing`
     overlaps: list[set[int]] = field(default_factory=list)          # see `overlapping`
-    once: bool = False              # in eager one backward pass frees what the next would need
     reached: list[set[int]] = field(default_factory=list)   # of each gradient the tangents that lead to it in eager
     calls: int = 0                  # of operators, but for views, that eager makes in forward and backward
 
@@ -364,7 +363,6 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
                    e._version != versions[i]}
         watched = saved_after_writing(changed, kept, [returned[i] for i in differentiable])
         overlaps = overlapping([returned[i] for i in differentiable])
-        once = any(map(saves_tensors, history_of([returned[i] for i in differentiable])))
         gradients = _record_backward(recorder, [returned[i] for i in differentiable], list(leaves.values()))
     recorded = recorder.finish(returned + gradients)
     logs.tell("stage", name="recorded", gm=recorded)
@@ -372,7 +370,7 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
     exposed = {n.name for n, e in zip(recorder.graph.find_nodes(op="placeholder"), entries)
                if isinstance(e, torch.Tensor) and storage_key(e) not in kept and n.name not in parameters}
     joint = Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [], recipes,
-                  places_of(recipes, outputs), symbols=_symbols(entries), exposed=exposed, watched=watched, overlaps=overlaps, once=once,
+                  places_of(recipes, outputs), symbols=_symbols(entries), exposed=exposed, watched=watched, overlaps=overlaps,
                   calls=sum(map(computes, recorded.graph.nodes)))
     joint = _finish(recorded, joint, entries, returned)
     joint.hidden = [i for i in joint.copied if entries[i]._version == versions[i]]
@@ -414,8 +412,6 @@ def memory_kept(outputs: Sequence) -> dict[int, set[int]]:
 def overlapping(outputs: list) -> list[set[int]]:
     """For each output the others, and itself, whose derivatives share an operator that has saved tensors.
     When eager has differentiated one of them, the other cannot be: those are freed."""
-    if len(outputs) < 2:
-        return []
     saving = {n for n in history_of(outputs) if saves_tensors(n)}
     histories = [history_of([t]) & saving for t in outputs]
     return [{k for k, other in enumerate(histories) if own & other} for own in histories]

@@ -140,18 +140,18 @@ def layout_of(t: torch.Tensor, form="of the output") -> tuple:
 # Then the tensors are fetched by way of a hook, and their versions are compared here. So are those of the
 # inputs that are watched (`saved_after_writing`), by way of an alias.
 #
-# A product saves its factors for eager's backward, also where one is a number that is a part of our kernel. Then a second
-# backward raises, and so must that of a region that has nothing to save (`once`).
-#
 # One region may hold what are several graphs in eager: `d_loss.backward()` frees one of them, and then comes
-# `g_loss.backward()`. What is needed for outputs whose graphs were not touched (`overlapping`) is kept.
+# `g_loss.backward()`. What is needed for outputs whose graphs were not touched (`overlapping`) is kept. A product saves its
+# factors for eager's backward, also where one is a number that is a part of our kernel. Then a second backward raises, and so
+# must that of a region that has nothing to save.
 #
 # With `create_graph=True` the gradients that leave here depend, by way of the saved tensors, on all inputs of the region, and
 # whoever asks for that derivative gets it from [`second.py`](code:minicompile/ch05_autograd/second.py), or an error that says
 # why not. To raise it, one has to be on the way to every input, and a saved value that the region has computed does not say
 # which inputs it came from. Parameters can be asked of the engine's node. Where there are other inputs, the region has one more
 # output, the *anchor*. It is empty and it is saved, and nobody sees it. Autograd gives a saved output back with the node that
-# made it, and this one leads to all inputs. A region that has nothing else to save, and may run `once`, has it, too.
+# made it, and this one leads to all inputs. Where gradients are computed from the tangents alone, as those of a sum are, there
+# is none: a checkpoint would run the region again to get it back.
 
 # %%
 def saved_tensors(ctx, reads: set[int], alive: bool) -> list[torch.Tensor]:
@@ -173,11 +173,13 @@ def saved_tensors(ctx, reads: set[int], alive: bool) -> list[torch.Tensor]:
                 saved.register_hooks(_as_it_is, _as_it_is)      # from now on the engine does not check
             ctx.modified = str(error)
     tensors = list(ctx.saved_tensors)
-    if torch.is_grad_enabled() or any(tensors[i]._version != ctx.versions[i] for i in reads):
+    if any(tensors[i]._version != ctx.versions[i] for i in reads):
         raise RuntimeError(ctx.modified)
     return tensors
 
 
+TWICE = ("Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed). "
+         "Specify retain_graph=True if you need to.")
 MODIFIED = ("one of the variables needed for gradient computation has been modified by an inplace operation: "
             "a tensor that the compiled region saved")
 
@@ -238,7 +240,7 @@ class Region:
         self.order = {i: place for place, i in enumerate(i for i in range(len(saved)) if i not in self.numbers)}
         self.shared: set[int] | None = None      # saved values with memory in common; the first call knows
         self.inference: list[int] = []           # saved values that are inference tensors, as guards say of all calls
-        self.anchored, self.again = anchored or joint.once and not self.order, again
+        self.anchored, self.again = anchored and len(again.needed) > 0, again
         inputs = [n.meta["val"] for n in joint.gm.graph.find_nodes(op="placeholder") if "tangent" not in n.meta]
         self.inputs = Inputs(inputs, saved, again)
 
@@ -377,13 +379,16 @@ def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained
     """(the saved values, `kept`, and, if somebody may differentiate `again`, tensors that depend on the inputs of the region as its
     gradients do); what nobody will need again is let go of. The engine is asked once: a checkpoint gives each tensor back once."""
     joint, order, every = region.joint, region.order, region.every
-    wanted = order or joint.once or again and region.anchored
+    wanted = order or again and region.anchored
+    if not order and not every - absent <= ctx.alive:
+        raise RuntimeError(TWICE)
+    reads = reads | region.inputs.read_again if again else reads
     tensors = saved_tensors(ctx, {order[i] for i in reads if i in order}, every - absent <= ctx.alive) if wanted else []
     leading = []
     if again:
-        leading = tensors[-1:] if region.anchored else [node.variable for node, _ in ctx.next_functions if node is not None]
+        leading = tensors[-1:] if region.anchored else [node.variable for node, _ in ctx.next_functions if hasattr(node, "variable")]
     kept: set[int] = set()
-    if len(every) > 1 and not retained:
+    if (len(every) > 1 or not order) and not retained:
         ctx.alive = frozenset([k for k in ctx.alive if joint.overlaps[k] <= absent])
         kept = region.backward.reads(every - ctx.alive) if ctx.alive else kept
         ctx.left = {order[i]: tensors[order[i]].detach() for i in kept if i in order}
@@ -393,7 +398,7 @@ def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained
     for i, number in zip(region.numbers, ctx.numbers if region.numbers else ()):
         arguments.insert(i, number)
     ctx.maybe_clear_saved_tensors()
-    if wanted and not (retained or kept or again):      # there is no other backward pass
+    if (order or not ctx.alive) and not (retained or kept or again):      # there is no other backward pass
         ctx.noted = None
     return arguments, kept, leading
 

@@ -75,7 +75,7 @@ def needed_inputs(joint: Joint) -> set[int]:
     """The inputs that the gradients of a region depend on."""
     gradients = joint.gm.graph.output_node().args[0][-len(joint.gradients):]
     needed = closure([g for g in gradients if g is not None], read_by)
-    return {i for i, node in enumerate(joint.gm.graph.find_nodes(op="placeholder")) if node in needed}
+    return {i for i, node in enumerate(joint.gm.graph.find_nodes(op="placeholder")) if node in needed and "tangent" not in node.meta}
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:
@@ -186,7 +186,7 @@ class Again:
         self.program = functools.cache(functools.partial(gradient_program, gm, joint))          # for each set of absent tangents
         self.parameters, self.apart, self.last = parameters, apart, last
         self.needed, names = needed_inputs(joint), [node.name for node in gm.graph.find_nodes(op="placeholder")]
-        self.overwritten = {i for i in self.needed if i < len(names) and names[i] in joint.mutated}
+        self.overwritten = {i for i in self.needed if names[i] in joint.mutated}
         self.exposed = {i for i, name in enumerate(names) if name in joint.exposed}
         self.generators = generators_of(joint)
         self.stage, self.known, self.lock, self.context = stage, {}, threading.Lock(), contextvars.copy_context()
@@ -284,6 +284,7 @@ class Inputs:
     def __init__(self, vals: Sequence, saved: Sequence, again: Again):
         tensors = [i for i, val in enumerate(vals) if isinstance(val, torch.Tensor)]
         self.again, self.count, self.saved = again, len(vals), {i: place for place, i in enumerate(saved) if i is not None}
+        self.read_again = {place for i, place in self.saved.items() if i in again.needed}
         unsaved = [i for i in range(self.count) if i not in self.saved]
         self.leaves = [(i, tensors.index(i)) for i in unsaved if i in again.parameters - again.overwritten]
         self.numbers = [i for i in unsaved if i not in tensors]

@@ -464,6 +464,45 @@ def test_a_write_under_a_checkpoint_raises_what_eager_raises():
     assert raised(minicompile.compile(f, backend="aot_eager")) == raised(f)
 
 
+def doubled(x, b):
+    x.copy_(x * 2)
+    x[0] = b
+    return x
+
+
+def hooked(x, b):
+    x = x - 1
+    b.register_hook(torch.neg)
+    return x + b
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+@pytest.mark.parametrize("f", [doubled, hooked])
+def test_a_checkpoint_does_not_run_again_what_has_saved_nothing(f, backend):
+    """A second run would write or hang on a hook once more, of which eager does neither."""
+    def derive(f):
+        x, b = torch.linspace(-1, 1, 9).double().view(3, 3).requires_grad_(), torch.linspace(0, 1, 3).double().requires_grad_()
+        gradients = torch.autograd.grad(checkpoint(f, x * 1, b, use_reentrant=False).square().sum(), (x, b), create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in gradients), (x, b))
+    torch.testing.assert_close(derive(minicompile.compile(f, backend=backend)), derive(f))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_a_second_derivative_needs_no_result_of_another_history(backend):
+    """`y` is written after a graph has saved it for a gradient that nobody asks for."""
+    def f(x, w):
+        y, z = torch.tanh(x), w.sin()
+        print(end="")
+        y[:, 0].zero_()
+        return z * w
+
+    def derive(f):
+        x, w = (torch.linspace(-1, 1, 9).double().view(3, 3).requires_grad_() for _ in range(2))
+        g, = torch.autograd.grad(f(x * 1, w).sum(), w, create_graph=True)
+        return torch.autograd.grad(g.square().sum(), w)
+    torch.testing.assert_close(derive(minicompile.compile(f, backend=backend)), derive(f))
+
+
 @pytest.mark.parametrize("expected", [True, False])
 def test_large_inputs_that_are_not_needed_are_kept_while_a_second_derivative_is_likely(expected):
     def f(x, w):
