@@ -1,8 +1,8 @@
 """`make soak MINUTES=30`: everything that looks for differences by itself, for a given time, each time on other seeds.
 
-Random programs of Python and of tensors, programs of the language each in a process of its own, objects that live shortly, small
-models of the zoo, and fresh functions that threads compile, call and drop while the process must not grow. A line per part and round;
-one verdict; the exit status is 1 after any difference, crash or growth."""
+Random programs of Python, of tensors, of training steps and of derivatives of derivatives, programs of the language each in a process of
+its own, objects that live shortly, small models of the zoo, and fresh functions that threads compile, call and drop while the process
+must not grow. A line per part and round; one verdict; the exit status is 1 after any difference, crash or growth."""
 from __future__ import annotations
 
 import argparse
@@ -84,6 +84,10 @@ def training_steps(seconds, seed, jobs, number) -> Found:
     return programs("training", None, seconds, seed, jobs)
 
 
+def second_derivatives(seconds, seed, jobs, number) -> Found:
+    return programs("derivatives", None, seconds, seed, jobs)
+
+
 def zoo(seconds, seed, jobs, number) -> Found:
     """As many of a group of models as there is time for."""
     with tempfile.TemporaryDirectory(prefix="soak-zoo-") as folder:
@@ -135,8 +139,8 @@ def programs_alone(seconds, seed, jobs, number) -> Found:
     return Found(f"{len(ran)} programs of the language alone, {len(bad)} fail", "\n".join(bad) if ran else tail(listed) or "none ran")
 
 
-PARTS = {python_programs: 0.2, tensor_programs: 0.25, training_steps: 0.1, programs_alone: 0.1, threads: 0.1, short_lived: 0.1,
-         zoo: 0.25}                                                                                              # shares of a round
+PARTS = {python_programs: 0.2, tensor_programs: 0.25, training_steps: 0.1, second_derivatives: 0.1, programs_alone: 0.1, threads: 0.1,
+         short_lived: 0.1, zoo: 0.25}                                                                            # shares of a round
 
 
 # ---- threads, in the child ---------------------------------------------------------------------------------

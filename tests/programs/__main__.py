@@ -24,7 +24,7 @@ def record(path: str, options, features, failures, seconds: float) -> None:
     """Add the counts of this run to those of earlier ones in a JSON file."""
     file = pathlib.Path(path)
     known = json.loads(file.read_text()) if file.exists() else {"benchmark": f"random programs: {options.kind}", "rungs": {}, "runs": []}
-    rung = options.backend or backend_of(0, options.kind, options.device)
+    rung = options.backend or ", ".join(dict.fromkeys(backend_of(seed, options.kind, options.device) for seed in range(10)))
     rung += " on a GPU" if options.device == "cuda" else " in Triton's interpreter" if rung == "triton" else ""
     total = known["rungs"].setdefault(rung, {})
     for name, number in {**features, "differ": len(failures)}.items():
