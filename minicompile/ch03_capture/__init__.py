@@ -42,6 +42,6 @@
 #    to each kind of container, `library/modules.py`, modules of PyTorch, `library/classes.py`, classes that the trace itself makes,
 #    `library/contexts.py`, context managers, `library/control_flow.py`, branches and scans that are functions, and
 #    `library/regions.py`, autograd functions and checkpoints;
-# 4. `opcodes.py` and `opcodes_calls.py`: the instructions, now one to five lines each;
+# 4. `opcodes.py` and `opcodes_calls.py`: the instructions, most of them one to five lines now;
 # 5. `effects.py`, `epilogue.py` and `capture.py`: the result is written down as a graph, guards, and the Python text of a
 #    function.

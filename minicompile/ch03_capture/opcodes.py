@@ -1,7 +1,7 @@
 # %% [markdown]
 # # The instructions
 #
-# One handler per bytecode instruction, one to five lines each. CPython changes its bytecode in every
+# One handler per bytecode instruction, mostly of one to five lines. CPython changes its bytecode in every
 # release:
 #
 # | | 3.11 | 3.12 | 3.13 |

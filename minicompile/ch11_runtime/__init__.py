@@ -2,7 +2,7 @@
 # # Chapter 11: the runtime
 #
 # There are kernels now, and library calls between them. Somebody has to allocate, call, and free, for each step of each graph.
-# In a small model this is where the time goes: Python takes some microseconds to launch what a GPU computes in two. So nothing
+# In a small model this is where the time goes: Python takes some microseconds to launch a kernel that takes two on a GPU. So nothing
 # is decided at run time that was known before. The chapter generates the calls as a text, and then removes even that, by
 # recording what was launched.
 #
