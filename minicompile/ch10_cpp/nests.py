@@ -49,6 +49,7 @@ class Emitter:
     pointers: dict[str, str]             # buffer name -> C++ name, the same for equal kernels
     part: bool = False                   # emit a function for a part of the nest, from `begin` to `end`, by one thread
     window: tuple[Int, int] = (1, 1)     # of `part`: what the outermost loop counts to, in which steps
+    blocks: dict[Value, str] = field(default_factory=dict)      # load -> where a copy of the element is
     count: int = 0
 
     def __post_init__(self):
@@ -165,7 +166,7 @@ def _expression(e: Emitter, value: Value, scope: Scope) -> str:
     if value.op == "indirect":
         return f"mc_index({get(e, args[0], scope)}, {index_text(e, args[2], scope)}, problem)"
     if value.op == "load":
-        text = f"{e.pointers[value.buffer]}[{index_text(e, value.index, scope)}]"
+        text = e.blocks.get(value) or f"{e.pointers[value.buffer]}[{index_text(e, value.index, scope)}]"
         if value.mask is not None:
             if stays_inside(e.kernel.buffers[value.buffer].layout, value.index):
                 name = fresh(e, "m")

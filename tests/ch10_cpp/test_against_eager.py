@@ -83,7 +83,7 @@ def test_half_numbers_that_are_only_moved_stay_bits(dtype):
 
     def moves(x, mask, y):
         return (x.clone(), torch.cat([x, x[:3]]), F.pad(x, (1, 2), value=2.5), torch.where(mask, x, -1.5), x.flip(1),
-                torch.where(mask, x, y), torch.full_like(x, 2.1))
+                torch.where(mask, x, y), torch.full_like(x, 2.1), x.t().contiguous())
 
     compiled, sources = compile_cpp(moves, every, mask, other)
     for ours, eager in zip(compiled(every, mask, other), moves(every, mask, other), strict=True):
@@ -109,6 +109,15 @@ def test_positions_that_every_row_reads_at_are_found_once(fn):
     for x in (rand(4, 5, 9, 20), rand(4, 5, 9, 20).to(memory_format=torch.channels_last)):
         source, = agree(fn, x, rtol=1e-5, atol=1e-5)
         assert not [loop for loop in source.code.split("#pragma omp simd")[1:] if "mc_index" in loop.split("}")[0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool])
+def test_what_jumps_in_memory_is_read_ahead(dtype):
+    """Into blocks, along the variable in which it is contiguous."""
+    x, y, z = ((100 * rand(3, *size)).to(dtype) for size in ((64, 100), (100, 64), (64, 33)))
+    for fn in (lambda x, y, z: x.mT.contiguous(), lambda x, y, z: x.mT.contiguous().permute(2, 1, 0).contiguous(),
+               lambda x, y, z: y + x.mT, lambda x, y, z: y[:, 7:] + x.mT[:, 7:], lambda x, y, z: torch.cat([x, z], 2).mT.contiguous()):
+        assert any("block" in source.code for source in agree(fn, x, y, z, rtol=0, atol=0))
 
 
 @pytest.mark.parametrize("flush", [False, True])
