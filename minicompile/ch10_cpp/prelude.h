@@ -110,6 +110,25 @@ MC uint16_t mc_to_fp16(float x) {
   return (uint16_t)((mc_bits<uint32_t>(x) >> 16 & 0x8000u) | (x != x ? 0x7e00 : h));
 }
 
+// whole blocks, by an instruction that g++ makes no vectors with by itself
+#if defined(__F16C__)
+typedef short mc_half8 __attribute__((vector_size(16), aligned(2)));
+typedef float mc_float8 __attribute__((vector_size(32), aligned(4)));
+#define MC_EIGHT(to, from) for (; i + 8 <= n; i += 8) to = from;
+#else
+#define MC_EIGHT(to, from)
+#endif
+static void mc_widen(float* to, const uint16_t* from, int64_t n) {
+  int64_t i = 0;
+  MC_EIGHT(*(mc_float8*)(to + i), __builtin_ia32_vcvtph2ps256(*(const mc_half8*)(from + i)))
+  for (; i < n; i++) to[i] = mc_from_fp16(from[i]);
+}
+static void mc_narrow(uint16_t* to, const float* from, int64_t n) {
+  int64_t i = 0;
+  MC_EIGHT(*(mc_half8*)(to + i), __builtin_ia32_vcvtps2ph256(*(const mc_float8*)(from + i), 0))
+  for (; i < n; i++) to[i] = mc_to_fp16(from[i]);
+}
+
 // ---- exponentials: x = n*ln2 + r, |r| <= ln2/2, and e^r - 1 = r + r^2 P(r)
 MC float mc_clamp(float x, float lo, float hi) { x = x < lo ? lo : x; return x > hi ? hi : x; }  // NaN passes
 MC float mc_expm1_reduced(float r) {

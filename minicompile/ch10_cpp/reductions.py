@@ -28,8 +28,8 @@ from ..ch07_loops.ir import Value, identity, in_order
 from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.values import elements
 from ..errors import Unsupported
-from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get, lane_block,
-                    lane_headers, of_loop, shared, size_text, store_lines, tabulate)
+from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, compute, convert_halves, direct_variable, first_lane, for_,
+                    fresh, get, half_blocks, lane_block, lane_headers, of_loop, shared, size_text, store_lines, tabulate)
 from .ops import literal, register_type
 
 CHUNK = 1024                 # elements of a row between two merges
@@ -162,6 +162,9 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
     middle = child(nest, others)
     chunk = child(middle, ())
     inner = child(chunk, (lane,))
+    collide = any(s.mode == "atomic_add" for s in stores) and direct_variable(e, (lane,)) is None
+    accesses = () if collide else dict.fromkeys([*elements(e.graph, reductions + stores), *stores])
+    wide = half_blocks(e, chunk, accesses, lane, min(lane.size, CHUNK) if isinstance(lane.size, int) else CHUNK)
     compute(e, reductions, inner)
     for value, array in kept.items():
         name = inner.names.get(value)
@@ -185,10 +188,10 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
         chunks = [for_("chunk", size, step=CHUNK)]
         count = f"{size} - chunk < {CHUNK} ? {size} - chunk : {CHUNK}"
     chunk.lines += [f"const int64_t count = {count};", *(line for s, mark in marked for line in mark(s.chunk))]
-    collide = any(s.mode == "atomic_add" for s in stores) and direct_variable(e, (lane,)) is None
     pragma = [] if collide else [SIMD + "".join(s.clauses for s in steps)]
+    narrow = convert_halves(e, chunk, wide, lane, Symbol("chunk").expr, "count")
     close(inner, pragma + [for_("lane", "count")], [f"const int64_t {lane.name} = chunk + lane;"])
-    chunk.lines += [line for s, mark in marked for line in mark(*s.after)]
+    chunk.lines += narrow + [line for s, mark in marked for line in mark(*s.after)]
     close(chunk, chunks)
     nest.lines += [line for s, mark in marked for line in mark(s.row)]
     close(middle, [for_(v.name, size_text(v.size)) for v in others])
@@ -306,6 +309,7 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         _materialise(e, nest, lane, sorted(ready, key=in_order), width, lanes)
         rows = child(nest, kernel.reduction_vars)
         inner = child(rows, (lane,))
+        wide = half_blocks(e, rows, () if atomic else dict.fromkeys([*elements(e.graph, both), *stores]), lane, width)
         compute(e, both, inner)
         steps = [_column_step(e, r, get(e, r.args[1], inner)) for r in reductions]
         for r, step in zip(reductions, steps):
@@ -318,7 +322,9 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         if starts:
             lanes(nest, starts)
         rows.lines += [line for s in steps for line in s.each_row]
+        narrow = convert_halves(e, rows, wide, lane, *first_lane(lane, block))
         lanes(rows, inner.lines, simd=not any(s.mode == "atomic_add" for s in stores))
+        rows.lines += narrow
         _flushed_rows(e, nest, rows, steps, lanes)
         for r, step in zip(reductions, steps):
             nest.names[r] = step.result

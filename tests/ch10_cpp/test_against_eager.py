@@ -120,6 +120,16 @@ def test_what_jumps_in_memory_is_read_ahead(dtype):
         assert any("block" in source.code for source in agree(fn, x, y, z, rtol=0, atol=0))
 
 
+def test_float16_numbers_side_by_side_are_converted_in_blocks():
+    x, y = rand(40, 301).half(), rand(40, 301, seed=1).half()
+    for fn in (lambda x, y: x + y, lambda x, y: x.softmax(1), lambda x, y: (x * y).sum(0), lambda x, y: x[1:, 3:].exp() * y[:-1, :-3],
+               lambda x, y: x.float() * 2, lambda x, y: F.layer_norm(x, (301,)) + y.flip(0), lambda x, y: (x * 2).t() - y.t()[:, :1],
+               lambda x, y: F.embedding(torch.arange(39, 0, -3), x) * 2):
+        for source in agree(fn, x, y, rtol=2e-3, atol=2e-3):
+            assert "mc_widen" in source.code
+            assert not [loop for loop in source.code.split("#pragma omp simd")[1:] if "mc_from_fp16(in0[" in loop.split("}")[0]]
+
+
 @pytest.mark.parametrize("flush", [False, True])
 def test_float16_numbers_are_converted_as_in_eager(flush):
     """All of them, and all halfway between two and beside those; subnormal ones too where those of float32 are flushed."""
@@ -129,8 +139,9 @@ def test_float16_numbers_are_converted_as_in_eager(flush):
     wide = torch.cat([(bits + k).view(torch.float32) for k in (-1, 0, 1)] + [torch.tensor([1e30, -1e30, 1e-30, float("nan")])])
     torch.set_flush_denormal(flush)
     try:
-        for source in agree(lambda x, y: (x.float(), y.half()), half, wide, rtol=0, atol=0):
-            assert "fp16" in source.code
+        ways = agree(lambda x, y: (x.float(), y.half(), x[::2].float(), y.half().float()), half, wide, rtol=0, atol=0)
+        for way in ("mc_widen", "mc_narrow", "mc_from_fp16", "mc_to_fp16"):
+            assert any(way in source.code for source in ways)
     finally:
         torch.set_flush_denormal(False)
 
