@@ -187,8 +187,7 @@ PRODUCT = 64                 # the largest power that is a product
 
 
 # %% [markdown]
-# A function for powers of vectors takes each negative base by itself. An integral power of a float is a product instead, which is made of
-# doubles: their rounding is not seen in the result.
+# An integral power of a float is a product, which is made of doubles: their rounding is not seen in the result.
 
 # %%
 @CPP_OPS.of("pow")
@@ -200,7 +199,7 @@ def _pow(value, args):
         return _POWERS[exponent].format(x, f=_suffix(dtype))
     if exponent is not None and register_type(dtype) == "float" and abs(exponent) <= PRODUCT and exponent == int(exponent):
         return f"(float)mc_power<{int(exponent)}>({x})"
-    return f"__builtin_pow{_suffix(dtype)}({x}, {y})"
+    return f"mc_pow<{register_type(dtype)}>({x}, {y})"
 
 # %% [markdown]
 # ## Conversions

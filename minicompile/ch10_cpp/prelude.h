@@ -332,6 +332,19 @@ template <class T> MC T mc_imod(T a, T b) {
   const T r = a % b;
   return (T)(r != 0 && ((r < 0) != (b < 0)) ? r + b : r);
 }
+// a function for powers of vectors takes each negative base by itself, so that it is given none
+MC float mc_pow_positive(float x, float y) { return __builtin_powf(x, y); }
+MC double mc_pow_positive(double x, double y) { return __builtin_pow(x, y); }
+MC float mc_copysign(float x, float y) { return __builtin_copysignf(x, y); }
+MC double mc_copysign(double x, double y) { return __builtin_copysign(x, y); }
+MC float mc_trunc(float x) { return __builtin_truncf(x); }
+MC double mc_trunc(double x) { return __builtin_trunc(x); }
+template <class T> MC T mc_pow(T x, T y) {
+  const T a = x <= 0 ? 0 - x : x, r = mc_pow_positive(a, y), half = y * (T)0.5;
+  const bool whole = mc_trunc(y) == y, odd = whole & (mc_trunc(half) != half);
+  const T value = odd ? mc_copysign(r, x) : r;
+  return (x < 0) & !whole & (a < MC_INF) ? (T)MC_NAN : value;
+}
 template <int n> MC double mc_power(double x) {
   if constexpr (n < 0) return 1.0 / mc_power<-n>(x);
   else if constexpr (n < 2) return n ? x : 1.0;

@@ -167,6 +167,17 @@ def test_integral_powers_of_negative_numbers():
     agree(lambda x: (x ** 5, x ** -3), x.half(), rtol=1e-3, atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_powers_of_every_sign(dtype):
+    """glibc's function for vectors is given no negative base: it takes those one by one, ten times as long."""
+    inf = float("inf")
+    some = torch.tensor([0.0, 1, 2, 3, 7, 0.5, 1.5, inf, 1e30, 1e-40, 2.0**24, 2.0**24 + 2, float("nan")], dtype=dtype)
+    some = torch.cat([some, -some])
+    x, y = some[:, None].expand(-1, len(some)).contiguous(), some.expand(len(some), -1).contiguous()
+    source, = agree(lambda x, y: (x ** y, (x ** y).signbit() & (x == x) & (y == y)), x, y, rtol=1e-6, atol=0)
+    assert "mc_pow<" in source.code
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_what_a_library_has_for_vectors_is_left_to_it(dtype):
     """C++ has `fmod` and the like for single numbers only."""
