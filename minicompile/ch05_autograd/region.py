@@ -360,8 +360,13 @@ def with_history(region: Region, ctx, absent: frozenset, found: list | str, grad
     causes = [t for t in causes if isinstance(t, torch.Tensor)]
     if not any(t.requires_grad for t in causes):
         return gradients
-    known = [g for g in gradients if g is not None]
-    known = iter(Derivative.apply(derive, len(known), *known, *causes))
+    inputs = region.joint.gradients if isinstance(found, str) else \
+        [i for i, x in enumerate(found) if isinstance(x, torch.Tensor) and x.requires_grad]
+    tangents = [k for k in range(len(region.joint.differentiable)) if k not in absent]
+    live = sum([1 << i for i in inputs] + [1 << region.inputs.count + k for k, t in zip(tangents, present) if t.requires_grad])
+    known = [(g, behind & live) for g, behind in zip(gradients, region.again.behind) if g is not None]
+    plain = [k for k, (_, history) in enumerate(known) if not history]
+    known = iter(Derivative.apply(derive, len(known), plain, *[g for g, _ in known], *causes))
     return [g if g is None else next(known) for g in gradients]
 
 

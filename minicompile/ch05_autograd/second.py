@@ -43,7 +43,7 @@ from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.fake import fake_like, has_memory, is_lazy, version_of
 from ..ch01_graphs.generators import generator_of, set_states, states_of
-from ..ch01_graphs.graph import call_node, closure, graph_module, interpret, raise_kept_errors
+from ..ch01_graphs.graph import call_node, graph_module, interpret, raise_kept_errors
 from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout, is_dense
 from ..ch01_graphs.trace import backward_pass
 from ..ch03_capture import hook
@@ -61,7 +61,7 @@ aten = torch.ops.aten
 # the result is what they are views of, their `_base`, and for what is written to an input it is that input at the end (`joint.places`).
 # An input that the program writes is copied first, for it is not to be written again.
 #
-# `needed_inputs` follows the gradients back through the graph, to all that they are computed from. The running statistics of a batch
+# `behind_gradients` follows the gradients back through the graph, to all that they are computed from. The running statistics of a batch
 # norm in training are not among them, also where it is still one operator (`read_by`), so such an input may hold anything by now.
 
 # %%
@@ -71,11 +71,13 @@ def engine(outputs, inputs, tangents):
         return torch.autograd.grad(outputs, inputs, tangents, create_graph=True, allow_unused=True)
 
 
-def needed_inputs(joint: Joint) -> set[int]:
-    """The inputs that the gradients of a region depend on."""
-    gradients = joint.gm.graph.output_node().args[0][-len(joint.gradients):]
-    needed = closure([g for g in gradients if g is not None], read_by)
-    return {i for i, node in enumerate(joint.gm.graph.find_nodes(op="placeholder")) if node in needed and "tangent" not in node.meta}
+def behind_gradients(joint: Joint) -> list[int]:
+    """For each gradient of a region the placeholders, inputs and then tangents, that it depends on: a sum of `1 << position`."""
+    placeholders = {node: 1 << i for i, node in enumerate(joint.gm.graph.find_nodes(op="placeholder"))}
+    behind: dict = {None: 0}
+    for node in joint.gm.graph.nodes:
+        behind[node] = placeholders.get(node) or functools.reduce(operator.or_, [behind[a] for a in read_by(node)], 0)
+    return [behind[g] for g in joint.gm.graph.output_node().args[0][-len(joint.gradients):]]
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:
@@ -185,7 +187,10 @@ class Again:
         self.fakes, self.arguments = fakes, (getattr(compile_aten, "__wrapped__", compile_aten), prepare)
         self.program = functools.cache(functools.partial(gradient_program, gm, joint))          # for each set of absent tangents
         self.parameters, self.apart, self.last = parameters, apart, last
-        self.needed, names = needed_inputs(joint), [node.name for node in gm.graph.find_nodes(op="placeholder")]
+        names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
+        self.behind, count = behind_gradients(joint), sum("tangent" not in n.meta for n in joint.gm.graph.find_nodes(op="placeholder"))
+        together = functools.reduce(operator.or_, self.behind)
+        self.needed = {i for i in range(count) if together >> i & 1}
         self.overwritten = {i for i in self.needed if names[i] in joint.mutated}
         self.exposed = {i for i, name in enumerate(names) if name in joint.exposed}
         self.generators = generators_of(joint)
@@ -336,23 +341,27 @@ class Inputs:
 # a history, they are computed from the inputs with theirs. Otherwise copies without a history will do, which keeps the engine from
 # walking on.
 #
+# A gradient that depends on nothing with a history, as that of a sum does if its tangent is a number, has none either.
+#
 # If the inputs could not be found, the node saves what leads to them, so that whoever asks for the second derivative reaches it, and gets
 # an error.
 
 # %%
 class Derivative(torch.autograd.Function):
-    """Identity on the first `count` tensors, whose derivative is `derive(the other tensors, gradients)`."""
+    """Identity on the first `count` tensors, whose derivative is `derive(the other tensors, gradients)`. plain: which have none."""
 
     @staticmethod
-    def forward(ctx, derive, count, *tensors):
+    def forward(ctx, derive, count, plain, *tensors):
         ctx.derive, ctx.count = derive, count
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors[count:])
-        return tuple([g.detach() if has_memory(g) else g.view_as(g) for g in tensors[:count]])
+        results = tuple([g.detach() if has_memory(g) else g.view_as(g) for g in tensors[:count]])
+        ctx.mark_non_differentiable(*[results[k] for k in plain])
+        return results
 
     @staticmethod
     def backward(ctx, *seconds):
-        return None, None, *[None] * ctx.count, *hook.run(None, ctx.derive, ctx.saved_tensors, seconds)
+        return None, None, None, *[None] * ctx.count, *hook.run(None, ctx.derive, ctx.saved_tensors, seconds)
 
 
 def refuse(reason: str, tensors, seconds):

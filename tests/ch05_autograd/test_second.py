@@ -488,6 +488,17 @@ def test_a_checkpoint_does_not_run_again_what_has_saved_nothing(f, backend):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_a_gradient_has_a_history_if_it_depends_on_what_has_one(backend):
+    def histories(f):
+        x, w = torch.linspace(-1, 1, 9).view(3, 3).requires_grad_(), torch.ones(3, requires_grad=True)
+        y = f(x, w)
+        found = [torch.autograd.grad(z.sum(), (x, w), create_graph=True) for z in (y, y.square())]
+        return [g.requires_grad for gradients in found for g in gradients]
+    for f, expected in (lambda x, w: x * 2 + w, [False, False, True, True]), (lambda x, w: x * 2 + w.sin(), [False, True, True, True]):
+        assert histories(minicompile.compile(f, backend=backend)) == histories(f) == expected
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
 def test_a_second_derivative_needs_no_result_of_another_history(backend):
     """`y` is written after a graph has saved it for a gradient that nobody asks for."""
     def f(x, w):
