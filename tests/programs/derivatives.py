@@ -64,6 +64,7 @@ shift = torch.linspace(0, 1, 3).double()
 
 # Not written, because a difference would be one of the limits in the README, or a question that eager leaves open:
 # - hooks on what an operator has computed that saves its result, or that was used before: `hooked` makes a copy first;
+# - gradients for what the function has written: a graph is one node, and they are for what it was called with;
 # - a function under a checkpoint with effects outside of it: how often, and how far, it is run again is for what is saved to say;
 # - random numbers under a checkpoint where tangents are a batch: eager refuses these (`program`);
 # - a write to what an earlier call has returned, of which a graph may save, and differentiate, more than eager: calls get copies;
@@ -171,7 +172,7 @@ def derive(f, x, w, b):
     {between}
     return h, grad(total([*h, *g]), {wanted}, allow_unused=True)
 ''']
-WANTED = ["(x, w)", "(x, w)", "(x,)", "(w,)", "(x, w, parameter)", "(w, parameter)", "[t for t in (x, b) if t.requires_grad]"]
+WANTED = ["(x, w)", "(x, w)", "(x,)", "(w,)", "(x, w, parameter)", "(w, parameter)", "[t for t in (x, b) if t.is_leaf and t.requires_grad]"]
 BETWEEN = [*["pass"] * 6, "with torch.no_grad(): b.add_(0.1)", "shift.mul_(0.9)", "torch.rand(2)", "del y",
            "with torch.no_grad(): x.mul_(1.1)",
             "with torch.no_grad(): parameter.mul_(0.9)", "with torch.no_grad(): w.add_(0.1)"]
