@@ -220,7 +220,8 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
         # Autograd remembers of what may not be written in place that it is one of several views that an operator gave, or of gradients off
         marked = o.requires_grad and o._base is source and (any(step.index is not None for step in steps) or has_own_gradient(o, source))
         apart = not o.requires_grad and counted_apart(o, source)
-        if root not in position and len(members[root]) == 1 and not marked:
+        lazy = o.meta.is_conj() or o.meta.is_neg()          # which `numpy()` and `view_as_real` refuse
+        if root not in position and len(members[root]) == 1 and not marked and not lazy:
             recipes.append(ViewOf(result(o), [], False, False, apart) if apart else result(o))
             continue
         if o.requires_grad and not source.requires_grad:

@@ -201,6 +201,21 @@ def test_a_mutated_input_is_returned_itself():
     assert out is x and view.data_ptr() == x[1].data_ptr() and x[0, 0] == 2
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("f", [lambda x: (x * 2).conj(), lambda x: (x * 2).conj().mul_(2), lambda x: (x * 2).mH[1:].fill_(1j),
+                               lambda x: (x * 2).conj().imag, lambda x: torch.fft.ihfft(x.real), lambda x: (x * 2).conj().clone(),
+                               lambda x: (x * 2).conj().conj(), lambda x: torch._neg_view(x.real * 2).mul_(3)])
+def test_what_is_pending_stays_pending(f, gradient, backend):
+    def seen(function):
+        x = torch.complex(torch.arange(4.).view(2, 2), torch.ones(2, 2)).requires_grad_(gradient)
+        y = function(x)
+        slope = torch.autograd.grad(y.abs().sum(), x)[0].tolist() if gradient else None
+        return y.is_conj(), y.is_neg(), y.tolist(), y.stride(), slope
+    minicompile.reset()
+    assert seen(minicompile.compile(f, backend=backend)) == seen(f)
+
+
 @pytest.mark.parametrize("view", [lambda x: x.data, lambda x: x.data[1:], lambda x: x[1:].data, lambda x: x.detach(),
                                   lambda x: x.detach().data])
 @pytest.mark.parametrize("memory", [lambda x: x, lambda x: x * 2, lambda x: x[:]])
