@@ -630,11 +630,11 @@ for text in dict.fromkeys(g.text() for g in env.guards):
 # A dimension of size 1 broadcasts, and a tensor with a dimension of size 0 is empty, so nearly every operator asks
 # about these two. With the bound the answers are known. Is `s0 == 1`? The difference `s0 - 1` is at least 1, so it
 # is never 0, and the answer is no for all sizes. No guard is needed. `bounds` computes from the bounds of the symbols
-# between which two numbers an expression lies, with None where there is no end. The lines below are those for equality.
-# For `<` it is simpler still: the difference is bounded from both sides, and if it lies on one side of zero, the answer
-# is known:
+# between which two numbers an expression lies, with None where there is no end. Where there is none, the difference may
+# be infinite. Both ends are compared with 0. If the answers are the same, it is the answer for all numbers between
+# them too. Equality is the exception: neither end may be 0, and some number between them is.
 #
-# %show minicompile.ch01_graphs.shapes._prove "low, high = bounds" to "return op"
+# %show minicompile.ch01_graphs.shapes._prove "low, high = bounds" to "return at_ends"
 #
 # If there is no proof, the hint decides. Now the answer is true of this call only, so the guard is recorded. A guard
 # that is recorded already is not recorded twice. `decide` does not look at the earlier guards, though: `s0 == s1` and

@@ -109,27 +109,19 @@ class ShapeEnv:
 
 
 # %% [markdown]
-# A proof looks at the bounds of the difference of the two sides. If both bounds are the same number, the
-# difference is known. If the lower bound is positive, the left side is larger for all sizes, and so on.
-# `None` means that bounds do not decide.
+# A proof looks at the bounds of the difference of the two sides. If the comparison with 0 has the same answer at
+# both, that is the answer between them as well, except for equality where 0 lies between them. `None` means that
+# bounds do not decide.
 
 # %%
 def _prove(op: str, left, right) -> bool | None:
     if isinstance(left, Float) or isinstance(right, Float):
         return None
     low, high = bounds(add(left, mul(right, -1)))
-    if low is not None and low == high:
-        return getattr(operator, op)(low, 0)
-    positive, negative = low is not None and low > 0, high is not None and high < 0
-    if op in ("eq", "ne") and (positive or negative):
-        return op == "ne"
-    if op in ("gt", "le"):
-        if positive or (high is not None and high <= 0):
-            return positive == (op == "gt")
-    if op in ("ge", "lt"):
-        if negative or (low is not None and low >= 0):
-            return negative == (op == "lt")
-    return None
+    low, high = -math.inf if low is None else low, math.inf if high is None else high
+    at_ends = {getattr(operator, op)(end, 0) for end in (low, high)}
+    return at_ends.pop() if len(at_ends) == 1 and not (op in OPPOSITE and low < 0 < high) else None
+
 
 # %% [markdown]
 # ## The node protocol

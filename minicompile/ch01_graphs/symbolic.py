@@ -163,11 +163,9 @@ def add(a: Int, b: Int) -> Int:
         return a + b
     a, b = as_expr(a), as_expr(b)
     if isinstance(a, int):
-        if isinstance(b, int):
-            return a + b
-        return Expr(b.terms, b.const + a) if a else b
+        a, b = b, a
     if isinstance(b, int):
-        return Expr(a.terms, a.const + b) if b else a
+        return a + b if isinstance(a, int) else Expr(a.terms, a.const + b) if b else a
     terms = dict(a.terms)
     for t, c in b.terms.items():
         terms[t] = terms.get(t, 0) + c
@@ -178,24 +176,16 @@ def mul(a: Int, b: Int) -> Int:
     if type(a) is int and type(b) is int:
         return a * b
     a, b = as_expr(a), as_expr(b)
-    if isinstance(a, int) and isinstance(b, int):
-        return a * b
     if isinstance(a, int):
         a, b = b, a
     if isinstance(b, int):
-        if b == 1:
-            return a
-        return _make({t: c * b for t, c in a.terms.items()}, a.const * b)
+        return a * b if isinstance(a, int) else a if b == 1 else _make({t: c * b for t, c in a.terms.items()}, a.const * b)
     terms: dict = {}
-    left, right, const = _terms(a), _terms(b), 0
-    for ta, ca in left:
-        for tb, cb in right:
+    for ta, ca in _terms(a):
+        for tb, cb in _terms(b):
             t = tuple(sorted(ta + tb, key=_atom_key))
-            if t:
-                terms[t] = terms.get(t, 0) + ca * cb
-            else:
-                const += ca * cb
-    return _make(terms, const)
+            terms[t] = terms.get(t, 0) + ca * cb
+    return _of_terms(terms)
 
 # %% [markdown]
 # ## Bounds and division
@@ -247,9 +237,8 @@ def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
     if dlow is None or dlow <= 0:
         return None, None
     if isinstance(atom, FloorDiv):
-        if low is None or low < 0:
-            return None if low is None else low // dlow, None if high is None else max(high, 0) // dlow
-        return 0 if dhigh is None else low // dhigh, None if high is None else high // dlow
+        lower = low if low is None else low // dlow if low < 0 else 0 if dhigh is None else low // dhigh
+        return lower, None if high is None else max(high, 0) // dlow
     upper = None if dhigh is None else dhigh - 1
     if low is not None and low >= 0 and high is not None:
         upper = high if upper is None else min(upper, high)
@@ -327,28 +316,18 @@ def provably_nonnegative(a: Int) -> bool:
 # %%
 def _divide_terms(a: Expr, b: Int) -> tuple[Int, Int]:
     """Split `a` into (q, r) with a == q*b + r, taking out of `a` whatever divides exactly."""
-    if isinstance(b, int):
-        quotient = {t: c // b for t, c in a.terms.items() if c % b == 0}
-        rest = {t: c for t, c in a.terms.items() if c % b}
-        q, r = divmod(a.const, b)
-        return _make(quotient, q), _make(rest, r)
-    if len(b.terms) == 1 and b.const == 0:
-        (divisor, dc), = b.terms.items()
-        quotient, rest = {}, {}
-        for t, c in a.terms.items():
-            left = list(t)
-            for atom in divisor:
-                if atom not in left:
-                    left = None
-                    break
-                left.remove(atom)
-            if left is None or c % dc:
-                rest[t] = c
-            else:
-                quotient[tuple(left)] = c // dc
-        const = quotient.pop((), 0)
-        return _make(quotient, const), _make(rest, a.const)
-    return (1, 0) if a == b else (0, a)
+    if not isinstance(b, int) and (len(b.terms) > 1 or b.const):
+        return (1, 0) if a == b else (0, a)
+    (divisor, number), = [((), b)] if isinstance(b, int) else b.terms.items()
+    quotient, rest = {}, {}
+    for t, c in a.terms.items():
+        left = list(t)
+        if c % number == 0 and all(atom in left and left.remove(atom) is None for atom in divisor):
+            quotient[tuple(left)] = c // number
+        else:
+            rest[t] = c
+    q, r = divmod(a.const, b) if isinstance(b, int) else (quotient.pop((), 0), a.const)
+    return _make(quotient, q), _make(rest, r)
 
 
 # %% [markdown]
@@ -402,9 +381,7 @@ def floordiv(a: Int, b: Int) -> Int:
     if b == 1 or a == 0:
         return a
     if isinstance(a, int):
-        if a >= 0 and provably_less(a, b):
-            return 0
-        return _division(FloorDiv, Expr({}, a), b)
+        return 0 if a >= 0 and provably_less(a, b) else _division(FloorDiv, Expr({}, a), b)
     quotient, rest = _divide_terms(a, b)
     if provably_nonnegative(rest) and provably_less(rest, b):
         return quotient
@@ -413,12 +390,10 @@ def floordiv(a: Int, b: Int) -> Int:
     smaller, divisor = _without_common_factor(rest, b)
     if divisor != b:
         return add(quotient, floordiv(smaller, divisor))
-    if isinstance(b, int):
-        if len(rest.terms) == 1 and rest.const == 0:
-            (term, c), = rest.terms.items()
-            inner = term[0]
-            if c == 1 and len(term) == 1 and isinstance(inner, FloorDiv) and isinstance(inner.divisor, int):
-                return add(quotient, floordiv(inner.numerator, inner.divisor * b))
+    if isinstance(b, int) and len(rest.terms) == 1 and rest.const == 0:
+        (term, c), = rest.terms.items()
+        if c == 1 and len(term) == 1 and isinstance(inner := term[0], FloorDiv) and isinstance(inner.divisor, int):
+            return add(quotient, floordiv(inner.numerator, inner.divisor * b))
     return add(quotient, _division(FloorDiv, rest, b))
 
 
