@@ -28,7 +28,7 @@ from typing import Any, Callable
 import torch
 
 from ..logs import count
-from .identity import held, is_found, is_long_lived, strongly, weakly, weakly_found
+from .identity import Made, held, is_found, is_long_lived, strongly, weakly, weakly_found
 from .sources import AttrSource, DictGetSource, GlobalStateSource, InstanceDictSource, ItemSource, Source
 
 
@@ -432,14 +432,19 @@ def class_has(cls, name: str, found) -> bool:
     return cls is not None and is_found(class_lookup(cls, name), found)
 
 
-@guard_kind("CLASS_ATTR", lambda g: f"{strongly(g.expected[0]).__qualname__}.{g.expected[1]} is what it was",
+@guard_kind("CLASS_ATTR", lambda g: f"{strongly(g.expected[0]).__qualname__}.{g.expected[1]} is {in_class(g.expected[2])}",
        lambda facts: (weakly(facts[0]), facts[1], weakly_found(facts[2])), lambda g: [(WATCHED, g.expected[0])])
 def class_attr(g, x, const):
-    """No source; expected: (class, name, what `class_lookup` finds)."""
+    """No source; expected: (class, name, what `class_lookup` finds). Of data, such as a counter, which is read like an attribute of an
+    object, and guarded by itself, only the type (`any_of`)."""
     cls, name, found = g.expected
     return [Condition(f"__class_has({const(cls)}, {name!r}, {const(found)})",
                       lambda v: f"the attribute {name!r} of {short(strongly(cls))} was set, replaced or "
                                 "removed")]
+
+
+def in_class(found) -> str:
+    return one(strongly(found.type).__qualname__) if type(found) is Made and not found.parts else "what it was"
 
 
 def class_derives(cls, bases) -> bool:
@@ -454,22 +459,6 @@ def class_bases(g, x, const):
     """No source; expected: (class, its `__mro__`), for who asked whether it derives from another."""
     cls, bases = g.expected
     return [Condition(f"__class_derives({const(cls)}, {const(bases)})", lambda v: f"the bases of {short(strongly(cls))} were replaced")]
-
-
-@guard_kind("CLASS_DATA",
-            lambda g: f"{strongly(g.expected[0]).__qualname__}.{g.expected[1]} is {one(strongly(g.expected[2]).__qualname__)}",
-       lambda facts: (weakly(facts[0]), facts[1], weakly(facts[2])), lambda g: [(WATCHED, g.expected[0])])
-def class_data(g, x, const):
-    """No source; expected: (class, name, type of what `class_lookup` finds): data, such as a counter, which is read like an attribute of
-    an object, and guarded by itself."""
-    cls, name, kind = g.expected
-    return [Condition(f"__class_data({const(cls)}, {name!r}) is {name_of(kind, const)}",
-                      lambda v: f"the attribute {name!r} of {short(strongly(cls))} is of another type")]
-
-
-def type_in_class(cls, name: str):
-    cls = strongly(cls)
-    return cls and type(class_lookup(cls, name))
 
 
 # %% [markdown]

@@ -14,7 +14,7 @@ import functools
 import sys
 import types
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -83,13 +83,17 @@ PARTS = {property: ("fget", "fset", "fdel"), staticmethod: ("__func__",), classm
 
 
 class Made(NamedTuple):
-    """What a descriptor was made of."""
-    type: type
-    parts: tuple
+    """What a descriptor was made of, or anything of a type, which has no parts."""
+    type: Any
+    parts: tuple = ()
 
     def is_of(self, found) -> bool:
-        return type(found) is self.type and all(
-            getattr(found, name) is strongly(part) for name, part in zip(PARTS[self.type], self.parts))
+        return type(found) is strongly(self.type) and all(
+            getattr(found, name) is strongly(part) for name, part in zip(PARTS.get(type(found), ()), self.parts))
+
+
+def any_of(kind: type) -> Made:
+    return Made(weakly(kind))
 
 
 def weakly_found(found):

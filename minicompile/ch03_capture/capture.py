@@ -32,7 +32,7 @@ from ..ch01_graphs.generators import set_states, states_of
 from ..ch01_graphs.graph import graph_module
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet, class_lookup
-from ..ch02_guards.identity import HEAP_TYPE, held
+from ..ch02_guards.identity import HEAP_TYPE, any_of, held
 from ..ch02_guards.torch_guards import replaced_methods
 from ..ch02_guards.sources import ClosureCellSource, InstanceDictSource, LocalSource, ModuleAttrSource
 from ..errors import SkipFrame, Unsupported, marked
@@ -207,7 +207,7 @@ def guard_class(tx: Tracer, cls: type, name: str, found):
     """`found` is what a search in the class found. Of a class that the trace has made, what its bases have decides."""
     if cls not in tx.classes.made:
         data = (cls, name) in tx.classes.data and found is not MISSING
-        return tx.guards.add(None, "CLASS_DATA" if data else "CLASS_ATTR", (cls, name, type(found) if data else found))
+        return tx.guards.add(None, "CLASS_ATTR", (cls, name, any_of(type(found)) if data else found))
     for base in cls.__mro__:
         if base not in tx.classes.made and base.__flags__ & HEAP_TYPE:
             guard_class(tx, base, name, class_lookup(base, name))
