@@ -98,9 +98,9 @@ def _key(argument):
 # %% tags=["exercise:merge-cse"]
 def merge_common_subexpressions(gm: fx.GraphModule) -> None:
     """Keep the first of all call_function nodes with equal target, arguments and keyword arguments (equal by
-    `_key`), in place: readers of a later one read the first, the later one is erased, and its origins and
-    location are added to those of the first (`together`). Nodes of UNIQUE, nodes with an effect, and nodes whose key cannot be hashed
-    stay. A node whose operands have become equal by merging is merged, too."""
+    `_key`), in place: readers of a later one read the first, the later one is erased, and its origins,
+    location (`together`) and tangents (if both have these) are added to those of the first. Nodes of UNIQUE, nodes
+    with an effect, and nodes whose key cannot be hashed stay. A node whose operands have become equal by merging is merged, too."""
     seen: dict = {}
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or node.target in UNIQUE or has_effect(node):
@@ -113,6 +113,9 @@ def merge_common_subexpressions(gm: fx.GraphModule) -> None:
             origins = earlier.meta.get("origins", ()) + node.meta.get("origins", ())
             earlier.meta["origins"] = tuple(dict.fromkeys(origins))
             earlier.meta["location"] = together([n.meta.get("location") for n in (earlier, node)])
+            behind = earlier.meta.pop("tangents", None), node.meta.get("tangents")
+            if all(behind):
+                earlier.meta["tangents"] = set.union(*behind)
             node.replace_all_uses_with(earlier)
             gm.graph.erase_node(node)
 

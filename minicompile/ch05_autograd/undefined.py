@@ -5,11 +5,16 @@
 # joint graph has a tangent for both, and the engine delivers `None` for one of them. Filling in zeros would
 # be right, and for the logits of a language model would cost a gigabyte written and read again.
 #
-# The backward graph is linear in its tangents, as every derivative is. So `None` can be followed through the
-# graph by three rules: what only scales, moves or sums absent gradients is absent itself; a sum of an
-# absent gradient and another is the other; everything else sees zeros. The result is another, smaller
-# backward graph. It is also the right one where a derivative is infinite: eager computes nothing there, and zero times
-# infinity is NaN. Gradients that absent tangents lead to and no other are `None`, as in eager, and zeros otherwise.
+# Eager computes nothing there. Its engine runs a derivative only if some gradient reaches it, and the recording knows for each
+# derivative which tangents lead to it: each node that it added to the graph bears their numbers. If all of these are `None`, the node
+# and what is computed from it are *absent*: they are left out. The sum of an absent gradient and another is the other, and a derivative
+# that some gradient reaches sees zeros in place of what is absent. The result is another, smaller backward graph, and the right one where
+# a derivative is infinite: zeros times infinity are NaN, absent or not. Zeros that a derivative gives are numbers like others, if it runs.
+# Gradients that absent tangents lead to and no other are `None`, as in eager, and zeros otherwise.
+#
+# Two things are known otherwise. The engine adds gradients between two derivatives, so the numbers on such a sum say little, and those of
+# its operands count as well. And a node that was put in to give a gradient its form, a view or a copy, has no number: it is absent if what
+# it reads is.
 #
 # torch.compile decides this when it traces and supposes that every output will be differentiated; what is
 # left of the question at run time it answers with zeros.
@@ -19,37 +24,40 @@ from typing import Iterable
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.graph import Graph, copy_provenance, graph_module
 from ..ch01_graphs.layouts import inverse, memory_order
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import present
 from .cleanup import eliminate_dead_code, is_always_view
-from .rules.operators import JOINS, LINEAR, PRODUCTS, ZEROS
+from .rules.operators import ZEROS
 
 aten = torch.ops.aten
 
 
-def is_derivative(op) -> bool:
-    """Is it a derivative of PyTorch's, whose first operand is the incoming gradient?"""
-    schema = getattr(op, "_schema", None)
-    return schema is not None and schema.name.endswith("_backward") and schema.arguments[0].name.startswith("grad")
+def _is_zeros(node: fx.Node) -> bool:
+    return node.target in ZEROS or node.target is aten.full.default and node.args[1] == 0
 
 
-def _is_absent(node: fx.Node, absent: set[fx.Node]) -> bool:
-    """Is the value of `node` zero because gradients that it is computed from are?"""
-    def is_zero(x):
-        return x in absent or isinstance(x, fx.Node) and (
-            x.target in ZEROS or x.target is aten.full.default and x.args[1] == 0)
+def _behind(gm: fx.GraphModule) -> dict[fx.Node, set[int]]:
+    """For each node that was recorded in a derivative the positions of the tangents that lead there; for a sum, those of its operands,
+    too: the engine adds gradients between two derivatives."""
+    behind = {node: {i} for i, node in enumerate(n for n in gm.graph.nodes if "tangent" in n.meta)}
+    for node in gm.graph.nodes:
+        if "tangents" in node.meta:
+            of_operands = node.all_input_nodes if node.target is aten.add.Tensor else ()
+            behind[node] = node.meta["tangents"].union(*(behind.get(a, ()) for a in of_operands))
+    return behind
 
-    if node.target in PRODUCTS:
-        return any(a in absent for a in node.args[:2])
-    if node.target in JOINS:
-        return all(map(is_zero, pytree.tree_leaves([node.args[i] for i in JOINS[node.target]])))
-    if node.target is aten.masked_fill.Scalar and node.args[2] != 0:
-        return False
-    return (node.target in LINEAR or is_always_view(node.target) or is_derivative(node.target)) and node.args[0] in absent
+
+def _is_absent(node: fx.Node, absent: set[fx.Node], behind: set[int] | None, positions: set[int]) -> bool:
+    """Is `node` part of a derivative that no tangent reaches when those at `positions` are None?"""
+    read = [a in absent for a in node.all_input_nodes]
+    if behind is None:
+        return any(read) and (node.target is aten.clone.default or is_always_view(node.target))
+    if node.target is aten.add.Tensor and any(read) and all(read):
+        return True
+    return behind <= positions and (any(read) or _is_zeros(node))
 
 
 def _same_kind(a: fx.Node, b: fx.Node) -> bool:
@@ -62,7 +70,8 @@ def _same_kind(a: fx.Node, b: fx.Node) -> bool:
 def without_tangents(gm: fx.GraphModule, names: set[str], lost: Iterable[int] = ()) -> fx.GraphModule:
     """The backward graph `gm` for a call in which the tangents called `names` are None. It has no
     placeholders for them. lost: the positions of gradients that are None then, in eager."""
-    graph, env, absent = Graph(), {}, set()
+    graph, env, absent, behind = Graph(), {}, set(), _behind(gm)
+    positions = set().union(*(behind[n] for n in gm.graph.nodes if n.name in names))
 
     def value(node: fx.Node) -> fx.Node:
         """The copy of `node`; zeros that lie as it does if it is absent but has to be there."""
@@ -84,7 +93,7 @@ def without_tangents(gm: fx.GraphModule, names: set[str], lost: Iterable[int] = 
         is_sum = node.target is aten.add.Tensor and not node.kwargs
         if is_sum and all(isinstance(a, fx.Node) for a in node.args):
             kept = [a for a in node.args if a not in absent]
-        if node.name in names or _is_absent(node, absent):
+        if node.name in names or _is_absent(node, absent, behind.get(node), positions):
             absent.add(node)
         elif kept is not None and len(kept) == 1 and _same_kind(kept[0], node):
             env[node] = env[kept[0]]

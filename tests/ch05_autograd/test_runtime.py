@@ -689,21 +689,24 @@ def test_each_set_of_missing_tangents_has_its_own_backward():
     assert len(backwards) == 6
 
 
-def test_a_zero_that_is_still_needed_is_made():
-    """Nonlinear or unknown operators between a missing tangent and a gradient see zeros."""
+def test_a_derivative_that_no_gradient_reaches_does_not_run_and_one_that_some_reach_sees_zeros():
     class Odd(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
-            return x * 1
+            return x * 1, x * 2
 
         @staticmethod
-        def backward(ctx, g):
-            return torch.cos(g)
-    f = lambda x: (Odd.apply(x).sin(), x.sum())
-    x = rand(3)
-    compiled, _ = _compiled_backwards(f, [x])
-    got, = torch.autograd.grad(compiled(x)[1], x)
-    torch.testing.assert_close(got, torch.full((3,), 2.0))
+        def backward(ctx, g, h):
+            return torch.cos(g) + 3 * h
+
+    def f(x):
+        a, b = Odd.apply(x)
+        return a.sin(), b.sum(), x.sum()
+    for used in (0, 1, 2):
+        x = rand(3)
+        compiled, _ = _compiled_backwards(f, [x])
+        want, got = (torch.autograd.grad(g(x)[used].sum(), x)[0] for g in (f, compiled))
+        torch.testing.assert_close(got, want)
 
 
 # ---- what the caller writes between forward and backward

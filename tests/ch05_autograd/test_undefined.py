@@ -111,6 +111,34 @@ def test_a_zero_depends_on_the_tangent_it_is_made_of_and_on_no_other():
     assert torch.equal(*grads)
 
 
+CARRIES = {"a product": lambda x, k: (x * k).relu(), "a choice": lambda x, k: torch.where(x > 0, x, x * k) * k,
+           "a part": lambda x, k: (x * k)[1:], "parts": lambda x, k: torch.cat([x * k, x.sin()]),
+           "a sum": lambda x, k: (x * k + x).relu() * k.sum(),
+           "a write": lambda x, k: (x * k).index_add(0, torch.tensor([0]), x[:1] * k[:1])}
+
+
+@pytest.mark.parametrize("carry", CARRIES.values(), ids=list(CARRIES))
+@pytest.mark.parametrize("step", [torch.sign, torch.floor, lambda x: x.sin() * 0, lambda x: x - x.detach()],
+                         ids=["sign", "floor", "times 0", "itself"])
+def test_zeros_that_a_derivative_gives_are_numbers_also_beside_a_tangent_that_never_arrives(carry, step):
+    """A gradient of zeros that is computed, times infinity, is NaN; of a gradient that never arrives nothing is."""
+    def fn(x, k):
+        x = x * 1
+        x.mul_(2)
+        return x.cos() * k, step(carry(x, k)), x
+    minicompile.reset()
+    for rung in ("aot_eager", "decomposed", "loops"):
+        compiled = minicompile.compile(fn, backend=rung)
+        for used in ([0], [1], [2], [1, 2], [0, 1]):
+            grads = []
+            for f in (fn, compiled):
+                x = torch.tensor([1.0, -2.0, 3.0, math.inf]).requires_grad_()
+                k = torch.tensor([math.inf, 1.0, math.nan, 0.0])
+                sum(f(x, k)[i].sum() for i in used).backward()
+                grads.append(x.grad)
+            assert torch.equal(grads[0].isnan(), grads[1].isnan()) and torch.equal(*(g.nan_to_num() for g in grads)), (rung, used, grads)
+
+
 def halves_of(x, k):
     """Sizes of one number that are spelled differently: half of a dimension, and half of it rounded up."""
     rows = x.sin().view(k.shape[0], -1, 4)

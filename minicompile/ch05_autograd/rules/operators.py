@@ -4,11 +4,9 @@
 # What the passes ask about an operator, and neither its schema nor its tags say.
 
 # %%
-import operator
-
 import torch
 
-from ...ch01_graphs.rules.operators import by_overload, named
+from ...ch01_graphs.rules.operators import named
 
 aten = torch.ops.aten
 
@@ -30,17 +28,10 @@ BECOME_LOOPS = {getattr(aten, name) for name in (
     "max_pool2d_with_indices avg_pool2d linalg_vector_norm bernoulli empty_like").split()}
 
 # %% [markdown]
-# Whether a gradient is zero whatever the data is, is asked forward along the graph. `LINEAR` operators, as all views, give zero if
-# their first operand is, a product as soon as either is, and `JOINS` if the operands at the given positions are.
+# What makes zeros of nothing but a form: a derivative that is zero everywhere is one of these.
 
 # %%
-LINEAR = {operator.getitem, *named(
-    "div.Tensor neg clone _to_copy sum sum.dim_IntList reshape _softmax_backward_data _log_softmax_backward_data mul.Scalar div.Scalar "
-    "flip index.Tensor masked_fill.Scalar roll rot90 tril triu repeat constant_pad_nd cumsum mean.dim mean index_select gather")}
 ZEROS = set(named("zeros zeros_like new_zeros _efficientzerotensor"))
-PRODUCTS = set(named("mul.Tensor mm bmm"))
-JOINS = by_overload({"add.Tensor sub.Tensor slice_scatter select_scatter diagonal_scatter as_strided_scatter": (0, 1), "where.self": (1, 2),
-              "cat stack": (0,), "index_put": (0, 2), "scatter.src scatter_add index_add": (0, 3)})
 
 # %% [markdown]
 # Operators that raise for some values of their operands must run where eager runs them. `REFUSING_INTEGERS` do so only for integers,
