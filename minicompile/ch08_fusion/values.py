@@ -87,15 +87,16 @@ class LinkedKernel(Values):
 
 # %%
 CHOICES = ("maximum", "minimum", "where")
+SIGNS = ("neg", "abs")
 
 
 def half_of(op: str, args: tuple) -> torch.dtype | None:
-    """The half type that holds the result exactly. Choosing among values of one keeps them so."""
+    """The half type that holds the result exactly. Choosing among values of one keeps them so, and so does another sign."""
     if op == "to_dtype":
         return args[0].dtype if args[0].dtype in HALF else None
     if op == "round_to":
         return args[1]
-    chosen = args[1:2] if op == "reduce" and args[0] in ("max", "min") else args[-2:] if op in CHOICES else ()
+    chosen = args[1:2] if op == "reduce" and args[0] in ("max", "min") else args[-2:] if op in CHOICES else args if op in SIGNS else ()
     halves = {v.half for v in chosen if v.constant not in EXACT}
     return halves.pop() if len(halves) == 1 else None
 

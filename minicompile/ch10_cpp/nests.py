@@ -215,7 +215,7 @@ def store_lines(e: Emitter, stores: Iterable[Value], scope: Scope) -> None:
         if s in e.blocks:
             scope.lines += of_loop(e, s.loop, f"{e.blocks[s]} = {value};")
             continue
-        scope.lines += of_loop(e, s.loop, f"{guard}{place} = {to_memory(value, dtype)};")
+        scope.lines += of_loop(e, s.loop, f"{guard}{place} = {to_memory(value, dtype, s.mode is None and s.value.half == dtype)};")
 
 # %% [markdown]
 # ## Positions that every row reads at

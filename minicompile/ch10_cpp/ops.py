@@ -258,6 +258,8 @@ def from_memory(text: str, dtype: torch.dtype) -> str:
     return f"{text} != 0" if dtype is torch.bool else text
 
 
-def to_memory(text: str, dtype: torch.dtype) -> str:
-    """A register value (already of `dtype`'s register type) as an element to store."""
+def to_memory(text: str, dtype: torch.dtype, exact: bool = False) -> str:
+    """A register value (already of `dtype`'s register type) as an element to store. exact: there is nothing to round."""
+    if exact and dtype is torch.bfloat16:
+        return f"(uint16_t)(mc_bits<uint32_t>({text}) >> 16)"
     return f"mc_to_{HALVES[dtype]}({text})" if dtype in HALVES else text
