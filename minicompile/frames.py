@@ -319,20 +319,27 @@ def is_deep() -> bool:
 # **When to stop.** The limit is for what goes on for ever: a counter, a size, a name that is new at each call. Flags, and which arguments
 # are None or of which types, are another matter. A program has a few such patterns, and each of them is another program: for a batch with
 # four optional tensors, sixteen. So the limit counts the versions of one pattern, those that fit the call at hand in all that is
-# `finite`. For all patterns together it is four times as high, and for all models of a class eight times. Where somebody asked for
-# strictness, with `fullgraph=True` or with a limit of their own, every version counts.
+# `finite`. For all patterns together it is four times as high, and for all models of a class eight times. What the program makes anew
+# for each call is no pattern: classes of one name are alike, and versions that died with what they were made for are counted by themselves.
+# Where somebody asked for strictness, with `fullgraph=True` or with a limit of their own, every version counts.
 
 # %%
 def over_limit(state: FrameState, function, args) -> bool:
     model, made, gone, limit = model_of(args), state.cache.entries, state.cache.gone, config.recompile_limit
     same = [entry for entry in made if strongly(entry.model) is model]
     gone[:] = of_the_living(gone)
-    if len(made) >= 8 * limit or len(same) + sum(strongly(weak) is model for weak in gone) >= 4 * limit:
+    lost = sum(strongly(weak) is model for weak in gone)
+    if len(made) >= 8 * limit or len(same) + lost >= 4 * limit or lost >= limit:
         return True
     if len(same) < limit:
         return False
     strict = state.context.fullgraph or limit != Config.recompile_limit
     return strict or sum(is_alike(state, entry, function, args) for entry in same) >= limit
+
+
+def is_twin(cls: type, other: type) -> bool:
+    """Whether these are two classes of one name: one statement has made both."""
+    return cls is not other and (cls.__module__, cls.__qualname__) == (other.__module__, other.__qualname__)
 
 
 def of_the_living(models) -> list:
@@ -364,7 +371,9 @@ def differs_in_kind(guard, namespace: dict) -> bool:
     except Exception:                                # it is not there: a list is shorter
         return False
     expected = strongly(guard.expected)
-    return type(value) is not expected if guard.kind == "TYPE_MATCH" else finite(value) != finite(expected)
+    if guard.kind == "TYPE_MATCH":
+        return type(value) is not expected and (expected is None or not is_twin(type(value), expected))
+    return finite(value) != finite(expected)
 
 
 def finite(value):

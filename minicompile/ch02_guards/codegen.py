@@ -468,6 +468,8 @@ def add_ways(x, ways: set) -> None:
 #
 # The fast function only knows that something failed. The slow path evaluates guard after guard with the
 # very same conditions, written by an emitter that shares nothing, and stops at the first that does not hold.
+# Whoever goes on must not ask an object of another class than expected for what that class has. `[*l]` would use up an iterator in the
+# place of a list, and attributes may be code of the program.
 #
 # A call's frame is laid out as names for it: the parameters, the function, its globals and the constants. `value_of`
 # reads a source step by step, and remembers each step. A source that cannot be read any more is an answer as well.
@@ -496,14 +498,20 @@ def failing_guard(guards, code, function, args, constants=()):
 def failing_guards(guards, code, function, args, constants):
     """(guard, explanation) of each guard that does not hold for this call."""
     namespace = call_namespace(code, function, args, constants)
-    emitter, known = Emitter(frozenset(), constants=namespace), {}
+    emitter, known, strange = Emitter(frozenset(), constants=namespace), {}, set()
     for guard in guards:
+        if strange:
+            add_ways((guard.source, guard.expected), ways := set())
+            if ways & strange:
+                continue
         value = None
         try:
             if guard.source is not None:
                 value = namespace["__x"] = value_of(guard.source, namespace, known)
             for condition in g.GUARD_KINDS[guard.kind].conditions(guard, "__x", emitter):
                 if not eval(expression(condition.text), namespace):
+                    if guard.kind == "TYPE_MATCH":
+                        strange.add(guard.source)
                     yield guard, condition.why(value)
                     break
         except Exception as error:

@@ -34,7 +34,7 @@ from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet, class_lookup
 from ..ch02_guards.identity import HEAP_TYPE, any_of, held
 from ..ch02_guards.torch_guards import replaced_methods
-from ..ch02_guards.sources import ClosureCellSource, InstanceDictSource, LocalSource, ModuleAttrSource
+from ..ch02_guards.sources import ClosureCellSource, GlobalsSource, InstanceDictSource, LocalSource, ModuleAttrSource
 from ..errors import SkipFrame, Unsupported, marked
 from . import opcodes, opcodes_calls  # noqa: F401 (they fill tables)
 from .attributes import own_fields
@@ -53,7 +53,7 @@ from .library.graph_functions import OVERLOADS
 from .lookup import MISSING, captures
 from .comparisons import BRANCH_ON_VALUES
 from .tensors import replaced_operator
-from .tracer import Globals, Tracer, location, step_of
+from .tracer import Globals, Tracer, location, module_of, step_of
 from .values import DictVal, Lazy, ObjVal, SymVal, TensorVal, describe
 from .wrap import guard_unseen, is_fixed, realize, wrap
 
@@ -311,6 +311,7 @@ def guard_aliasing(tx):
             raise SkipFrame("two objects have one __dict__, and one of them is written to")
     if changed:
         guard_dicts(tx, found)
+        guard_namespaces(tx, found)
     groups = [found.get(cls, ()) for cls in tx.classes.told_apart | changed]
     tensors = [v for values in found.values() for v in values if type(v) is TensorVal]
     if written_storages(tx) & {storage_key(v.fake) for v in tensors}:
@@ -339,6 +340,20 @@ def guard_dicts(tx, found: dict):
         others = tuple(d.source for d in dicts.values() if type(d.source) is LocalSource and (written or id(d) in tx.effects.changed))
         if others and obj.fields is None:
             tx.guards.add(InstanceDictSource(obj.source), "NOT_ALIASED", others)
+
+
+def guard_namespaces(tx, found: dict):
+    """The variables of a Python module are a dictionary, too. A program that has it, as `globals()` behind a graph break or as an
+    argument, and writes to it or to the variables, has two values for one thing."""
+    met = (v.real for v in tx.objects.tracked.values() if type(v) is ObjVal and isinstance(v.real, types.ModuleType))
+    spaces = {id(tx.globals.root), *tx.globals.sources, *(id(vars(module)) for module in met)}
+    for d in found.get(dict, ()):
+        if type(d) is not DictVal or id(d) not in tx.effects.changed and not tx.globals.written:
+            continue
+        if id(d.real) in spaces or module_of(d.real) is not None:
+            raise SkipFrame("the variables of a Python module, also as a dictionary, and one of them is written to")
+        if type(d.source) is LocalSource:
+            tx.guards.add(d.source, "NOT_ALIASED", GlobalsSource())
 
 
 def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:

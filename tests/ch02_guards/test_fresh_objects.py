@@ -394,7 +394,7 @@ def test_the_limit_counts_what_died(fullgraph):
     def run(times):
         for _ in range(times):
             assert torch.equal(compiled(torch.ones(2), functools.lru_cache(lambda k: k * 2)), torch.full((2,), 2.0))
-    limit, gone = 4 * minicompile.config.recompile_limit, "the _lru_cache_wrapper that it was made for is gone"
+    limit, gone = minicompile.config.recompile_limit, "the _lru_cache_wrapper that it was made for is gone"
     run(limit)
     if fullgraph:
         with pytest.raises(minicompile.RecompileError, match=gone):
@@ -403,6 +403,23 @@ def test_the_limit_counts_what_died(fullgraph):
         with pytest.warns(RuntimeWarning, match=f"compiled {limit} times.*{gone}"):
             run(1)
         run(10)
+
+
+def fresh_object(kept=[]):
+    class Fresh:
+        def double(self, x):
+            return x * 2
+    kept.append(Fresh)
+    return Fresh()
+
+
+def test_classes_of_one_name_are_no_patterns():
+    graphs, limit = [], minicompile.config.recompile_limit
+    compiled = minicompile.compile(lambda made, x: made.double(x), backend=lambda gm, _: graphs.append(gm) or gm.forward)
+    with pytest.warns(RuntimeWarning, match=f"compiled {limit} times"):
+        for _ in range(3 * limit):
+            assert torch.equal(compiled(fresh_object(), torch.ones(2)), torch.full((2,), 2.0))
+    assert len(graphs) == limit + 1              # beyond it, `double` is a frame of its own
 
 
 def test_the_limit_forgets_dead_models():

@@ -638,6 +638,68 @@ def test_an_object_and_its_dictionary(function):
         assert repr(answers[0]) == repr(answers[1])
 
 
+VARIABLE = 1
+
+
+def through_globals(variables, x):
+    globals()["VARIABLE"] = VARIABLE + 1
+    return x * VARIABLE, variables.get("VARIABLE")
+
+
+def through_a_function(variables, x):
+    through_a_function.__globals__["VARIABLE"] += 1
+    return x * VARIABLE, variables.get("VARIABLE")
+
+
+def through_the_variable(variables, x):
+    global VARIABLE
+    VARIABLE = VARIABLE + 1
+    return x + 1, variables.get("VARIABLE")
+
+
+def through_the_argument(variables, x):
+    variables["VARIABLE"] = variables.get("VARIABLE", 0) + 1
+    return x * VARIABLE
+
+
+@pytest.mark.parametrize("function", [through_globals, through_a_function, through_the_variable, through_the_argument])
+def test_variables_and_the_dictionary_of_them(function, monkeypatch):
+    compiled = minicompile.compile(function, backend="eager")
+    for variables in ({}, {"VARIABLE": 5}, globals(), {}, globals(), globals()):
+        answers = []
+        for f in (function, compiled):
+            monkeypatch.setitem(globals(), "VARIABLE", 3)
+            answers.append((f(variables if variables is globals() else {**variables}, torch.ones(2)), VARIABLE))
+        assert repr(answers[0]) == repr(answers[1])
+
+
+def test_what_is_of_another_class_is_not_asked_for_the_rest():
+    """`[*pair]`, the guard of a dictionary, would use up an iterator; `len` and attributes may be code of the program."""
+    asked = []
+
+    class Loud:
+        __iter__ = lambda self: asked.append("iter") or iter([1, 2])
+        __len__ = lambda self: asked.append("len") or 2
+        __getattr__ = lambda self, name: asked.append(name) or 2
+
+    def f(pair, x):
+        a, b = pair
+        return x * a + b, isinstance(pair, Loud) and pair.name
+
+    makers = (lambda: {1: 2, 3: 4}, lambda: {5: 2, 6: 4}, lambda: (k for k in (1, 2)), Loud, lambda: [1, 2], lambda: iter("ab"),
+              lambda: (1, 2), Loud)
+    compiled = minicompile.compile(lambda pair, x: f(pair, x), backend="eager")
+    for make in makers * 2:
+        answers = []
+        for g in (f, compiled):
+            asked.clear()
+            try:
+                answers.append((g(make(), torch.ones(2)), asked[:]))
+            except TypeError as error:
+                answers.append(str(error))
+        assert repr(answers[0]) == repr(answers[1])
+
+
 def test_the_words_about_a_recompile_run_no_code_of_the_program(caplog):
     class Loud:
         def __repr__(self):
