@@ -80,8 +80,8 @@ def check_code(target, context: Context) -> None:
 
 
 # Guards read attributes, so these run while guards are checked: compiling them would not end. And what is
-# called for every operator would be compiled for every operator.
-EVALUATED = ("<module>", "__getattribute__", "__getattr__", "__torch_function__", "__torch_dispatch__")
+# called for every operator would be compiled for every operator. `__create_fn__` is how a dataclass makes its methods.
+EVALUATED = ("<module>", "__create_fn__", "__getattribute__", "__getattr__", "__torch_function__", "__torch_dispatch__")
 
 
 def on_new_code(function, code, context):

@@ -344,6 +344,15 @@ def in_library(module) -> bool:
     return root in LIBRARY_PACKAGES or root in sys.stdlib_module_names
 
 
+ORIGINAL_METHODS: dict = {}          # (class with a handler, name of a method) -> what it was when all handlers were there (`capture.py`)
+DECISIVE = ("__new__", "__init__", "__call__", "__enter__", "__exit__")
+
+
+def is_patched(cls) -> bool:
+    """Whether the program has put something of its own into a class with a handler: what that knows may be true no more."""
+    return any((cls, name) in ORIGINAL_METHODS and lookup(cls, name) is not ORIGINAL_METHODS[cls, name] for name in DECISIVE)
+
+
 def class_attribute(tx, obj, name):
     cls, found = obj.real, lookup(obj.real, name)
     kind = type(found)
@@ -439,7 +448,8 @@ def constant_attribute(tx, obj, name):
     real, found = obj.real, lookup(type(obj.real), name)
     if isinstance(real, enum.Enum) and in_python(found):
         return bind_attribute(tx, obj, name, found)
-    source = source_of_function(tx, obj) if isinstance(real, (types.FunctionType, enum.Enum)) else None
+    made = type(real) in tx.classes.made
+    source = source_of_function(tx, obj) if isinstance(real, (types.FunctionType, enum.Enum)) and not made else None
     if not hasattr(real, name):
         guard(tx, part(InstanceDictSource, source), "NO_KEY", name)              # somebody may hang it on
         no_attribute(type(real), name)
@@ -450,7 +460,7 @@ def constant_attribute(tx, obj, name):
         return wrap(tx, value)
     key = IN_MEMBER.get(name, name) if isinstance(real, enum.Enum) else None
     if key is not None and vars(real).get(key, MISSING) is value:
-        return wrap(tx, value, FieldSource(source, key))
+        return wrap(tx, value, part(FieldSource, source, key))
     return wrap(tx, value, part(AttrSource, source, name))
 
 

@@ -22,7 +22,7 @@ from ..ch01_graphs.floats import MATH
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ItemSource
 from ..errors import SkipFrame
-from .attributes import get_attribute, get_plainly, is_library_class, store_attribute
+from .attributes import get_attribute, get_plainly, is_library_class, is_patched, store_attribute
 from .effects import changed
 from .exceptions import user_error, user_errors
 from .interpreter import inline
@@ -74,9 +74,9 @@ NO_ARGUMENT = (ObjVal, FuncVal, MethodVal, PartialVal)
 
 
 # %% [markdown]
-# In order: a function with a handler is handled. A class is instantiated. A function that belongs into the graph,
-# which is what most of torch's functions are, becomes a node, unless one of its arguments is something that a node
-# cannot have, a function of the trace for example; then it is inlined like any Python function. Then the type of the
+# In order: a function with a handler is handled, and so is a class, unless the program has patched it. A class is instantiated.
+# A function that belongs into the graph, which is what most of torch's functions are, becomes a node, unless one of its arguments is
+# something that a node cannot have, a function of the trace for example; then it is inlined like any Python function. Then the type of the
 # callable decides: Python functions, methods of C classes, partials. An object is called by the `__call__` of its class; that of
 # PyTorch's modules has a handler (`library/modules.py`). What is left breaks the graph.
 
@@ -87,7 +87,7 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     handler = HANDLED.get(real) if isinstance(real, HANDLED_KINDS) else None
     if handler is None and kind is types.FunctionType:
         handler = HANDLED.get((real.__module__, real.__name__))
-    if handler is not None:
+    if handler is not None and not (isinstance(real, type) and is_patched(real)):
         return call_handler(tx, lambda: describe(function), handler, args, kwargs)
     if isinstance(real, type):
         return call_class(tx, function, args, kwargs)
@@ -173,7 +173,7 @@ def inline_code(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
             guard_keys(tx, names)
     else:
         guard_function(tx, real)
-    if reread is None and not library and not plain_defaults(real):
+    if reread is None and not library and not plain_defaults(real) and not goes_with_class(tx, real):
         reread = constant_source(tx, real)
     positional, named = part(AttrSource, reread, "__defaults__"), part(AttrSource, reread, "__kwdefaults__")
     defaults = [functools.partial(wrap, tx, value, part(ItemSource, positional, i))
@@ -190,10 +190,15 @@ def inline_code(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
                   kwargs)
 
 
-def guard_function(tx: Tracer, real: types.FunctionType):
-    """The function keeps its code and its defaults. What `@dataclass` or `namedtuple` wrote for a class of the trace goes with it."""
+def goes_with_class(tx: Tracer, real: types.FunctionType) -> bool:
+    """Whether `@dataclass` or `namedtuple` wrote it for a class of the trace, with which it goes."""
     written = [getattr(f, "__func__", f) for cls in tx.classes.made for f in vars(cls).values()]
-    if any(real is f or real is getattr(f, "__wrapped__", None) for f in written):
+    return any(real is f or real is getattr(f, "__wrapped__", None) for f in written)
+
+
+def guard_function(tx: Tracer, real: types.FunctionType):
+    """The function keeps its code and its defaults."""
+    if goes_with_class(tx, real):
         return
     tx.guards.add(None, "FUNCTION", (real, real.__code__, real.__defaults__, tuple((real.__kwdefaults__ or {}).items())), location(tx))
 
@@ -370,7 +375,7 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     if issubclass(cls, BaseException):
         return make_exception(tx, cls, args, kwargs)
     if cls in FOLDED_CLASSES or cls in IMMUTABLE or isinstance(cls, enum.EnumMeta):
-        by_value = isinstance(cls, enum.EnumMeta) and len(cls) and not kwargs and not is_library_class(cls)
+        by_value = isinstance(cls, enum.EnumMeta) and len(cls) and not kwargs and not is_library_class(cls) and cls not in tx.classes.made
         make = functools.partial(answer, tx, cls) if by_value else cls
         return fold(tx, make, args, kwargs, f"{cls.__name__}() of something that is no constant")
     if issubclass(cls, property) and is_library_class(cls) and not kwargs and all(

@@ -37,8 +37,9 @@ from ..ch02_guards.torch_guards import replaced_methods
 from ..ch02_guards.sources import ClosureCellSource, GlobalsSource, InstanceDictSource, LocalSource, ModuleAttrSource
 from ..errors import SkipFrame, Unsupported, marked
 from . import opcodes, opcodes_calls  # noqa: F401 (they fill tables)
-from .attributes import own_fields
+from .attributes import DECISIVE, ORIGINAL_METHODS, own_fields
 from .binding import SUSPENDS
+from .calls import HANDLED
 from .effects import written_storages
 from .epilogue import AHEAD, Epilogue, expression, output_text, pool, refuse_to_leave, write_effects
 from .exceptions import UserError
@@ -56,6 +57,10 @@ from .tensors import replaced_operator
 from .tracer import Globals, Tracer, location, module_of, step_of
 from .values import DictVal, Lazy, ObjVal, SymVal, TensorVal, describe
 from .wrap import guard_unseen, is_fixed, realize, wrap
+
+
+_classes = [cls for cls in HANDLED if isinstance(cls, type) and cls.__flags__ & HEAP_TYPE]
+ORIGINAL_METHODS.update({(cls, name): class_lookup(cls, name) for cls in _classes for name in DECISIVE})
 
 
 @dataclass

@@ -1697,6 +1697,87 @@ def a_named_tuple_of_the_trace(x):
     return p.a * p.b, changed.b, first, second, Pair._fields, Pair(1) == (1, 5), Pair(1)._asdict(), repr(Pair(1)), Pair.__name__, said
 
 
+@program
+def enums_made_inside(x):
+    class Mode(enum.Enum):
+        OFF, ON, ALSO = 1, "two", 1
+
+        def text(self):
+            return self.name + str(self.value)
+
+        @classmethod
+        def first(cls):
+            return cls.OFF
+
+    class Level(enum.IntEnum):
+        LOW = enum.auto()
+        HIGH = enum.auto()
+
+    class Bits(enum.Flag):
+        A = 1
+        B = 2
+
+    table = {Mode.OFF: 2, Mode.ON: 3}
+    try:
+        Mode(5)
+    except ValueError as error:
+        words = str(error)
+    match Mode("two"):
+        case Mode.ON:
+            x = x * Level.HIGH
+    return (x + table[Mode["ON"]] * len(Mode), [m.name for m in Mode], Mode.ALSO is Mode.OFF, Mode.ON.text(), Mode.first().value, words,
+            Mode.ON in table, hasattr(Mode.ON, "missing"), (Bits.A | Bits.B).value, bool(Bits.A & Bits.B), Level.HIGH > Level.LOW)
+
+
+@program
+def named_tuples_made_inside(x):
+    weight = x * 3
+
+    class Pair(typing.NamedTuple):
+        a: torch.Tensor
+        b: int = 2
+
+        def total(self):
+            return self.a * self.b + weight
+
+        @classmethod
+        def seven(cls, a):
+            return cls(a, 7)
+
+    class Options(typing.TypedDict):
+        scale: int
+
+    first, _ = pair = Pair(x)._replace(b=5)
+    return pair.total() + Pair.seven(x).b + first * Options(scale=2)["scale"], Pair._fields, Pair._field_defaults, isinstance(pair, tuple)
+
+
+@program
+def dataclasses_with_fields_made_inside(x):
+    start = x * 3
+
+    @dataclasses.dataclass(order=True)
+    class Config:
+        a: object = dataclasses.field(compare=False)
+        b: list = dataclasses.field(default_factory=lambda: [start], repr=False)
+        c: int = dataclasses.field(default=4, repr=False)
+        d: int = dataclasses.field(init=False)
+
+        def __post_init__(self):
+            self.d = self.c * 2
+
+    made = dataclasses.make_dataclass("Made", ["a", ("b", int, 3), ("c", list, dataclasses.field(default_factory=list))])(1)
+    made.c.append(2)
+    one, other = Config(x), Config(x, b=[1], c=5)
+    return one.a + one.b[0] * one.d + other.d, Config(1, [2]) < Config(0, [3]), repr(Config(1)), dataclasses.asdict(made)
+
+
+@program(breaks=True)
+def a_member_leaves(x):
+    class Mode(enum.Enum):
+        ON = 1
+    return x * 2, Mode.ON.name, type(Mode.ON).__name__, [Mode.ON][0].value, str(Mode.ON)
+
+
 @program(breaks=True)
 def a_named_tuple_of_the_trace_that_leaves(x):
     pair = collections.namedtuple("Pair", "a b")(x + 1, 2)

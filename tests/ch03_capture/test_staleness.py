@@ -861,6 +861,19 @@ def relu6(input, inplace=False):
     return input * 7
 
 
+def with_its_mode(x):
+    with torch.no_grad():
+        return x * (3 if torch.is_grad_enabled() else 2)
+
+
+NO_GRAD = torch.no_grad()
+
+
+def with_a_mode_made_before(x):
+    with NO_GRAD:
+        return x * (3 if torch.is_grad_enabled() else 2)
+
+
 @pytest.mark.parametrize("function, owner, name, new", [
     (lambda x: x + 1, torch.Tensor, "__add__", lambda a, b: a * 7),
     (increased, torch.Tensor, "__iadd__", lambda a, b: a * 7),
@@ -872,7 +885,9 @@ def relu6(input, inplace=False):
     (lambda x: torch.nn.Flatten()(x[None]), torch.nn.Flatten.__init__, "__defaults__", (0, -1)),
     (lambda x: torch.nn.functional.leaky_relu(x), torch.nn.functional.leaky_relu, "__defaults__", (0.5, False)),
     (lambda x: torch.nn.functional.relu6(x), torch.nn.functional.relu6, "__code__", relu6.__code__),
-    (lambda x: torch.nn.Identity()(x), torch.nn.Module, "_call_impl", lambda self, x: x * 7)],
+    (lambda x: torch.nn.Identity()(x), torch.nn.Module, "_call_impl", lambda self, x: x * 7),
+    (with_its_mode, torch.no_grad, "__enter__", lambda self: setattr(self, "prev", True)),
+    (with_a_mode_made_before, torch.no_grad, "__enter__", lambda self: setattr(self, "prev", True))],
     ids=lambda v: v if type(v) is str else "")
 @pytest.mark.parametrize("first", (False, True), ids=("replaced-later", "replaced-first"))
 def test_what_is_replaced_in_the_library(function, owner, name, new, first, monkeypatch, fresh):

@@ -10,22 +10,25 @@
 # stands for, and as every attribute that is read goes through `wrap`, the stand-ins are replaced as they are
 # looked up. The class, and objects of it, do not leave the graph.
 #
-# Making a class runs code: the metaclass, `__init_subclass__`, `__set_name__`. `type` and `ABCMeta` do
-# nothing that can be seen from outside; with any other metaclass the graph breaks.
+# Making a class runs code: the metaclass, `__init_subclass__`, `__set_name__`. `type`, `ABCMeta` and those of the standard
+# library for Enums, named tuples and typed dictionaries do nothing that can be seen from outside, and run now; with any other
+# metaclass the graph breaks.
 
 # %%
 import abc
 import collections
 import dataclasses
+import enum
 import functools
 import types
+import typing
 
 from ..attributes import GETATTR, SETATTR
 from ..calls import HANDLED, handles
 from ..exceptions import user_error, user_errors
 from ..interpreter import inline
 from ..iterate import unpack
-from ..lookup import MISSING, lookup
+from ..lookup import MISSING, lookup, python_method
 from ..opcodes_calls import named_values
 from ..protocol import METHODS
 from ..tracer import constant_source, unsupported
@@ -34,6 +37,7 @@ from ..values import (
 from ..wrap import as_python, wrap
 
 METACLASSES = (type, abc.ABCMeta)
+METACLASSES_OF_LIBRARY = (enum.EnumMeta, type(typing.TypedDict("_", {})), typing.NamedTupleMeta)
 SPECIAL = ("__classcell__", "__annotations__")
 
 
@@ -42,6 +46,9 @@ class StandIn:
 
 
 REAL = (type, types.FunctionType, types.BuiltinFunctionType, StandIn)     # may be in a namespace as they are
+
+
+HOLDERS = (property, staticmethod, classmethod, dataclasses.Field)
 
 
 def empty_function(value: FuncVal):
@@ -59,8 +66,10 @@ def stand_in(tx, value: AbstractValue):
         return value.value
     if type(value) is ObjVal and isinstance(value.real, REAL):
         return value.real
-    if type(value) is BuiltinVal and isinstance(value.stands_for, (property, staticmethod, classmethod)):
+    if type(value) is BuiltinVal and isinstance(value.stands_for, HOLDERS):
         return value.stands_for
+    if type(value) is ObjVal and value.cls is enum.auto:
+        return enum.auto()
     if type(value) is TupleVal and value.cls is tuple:
         return tuple(stand_in(tx, v) for v in unpack(tx, value))
     real = empty_function(value) if type(value) is FuncVal else StandIn()
@@ -86,23 +95,22 @@ def build_class(tx, body, name, *bases, metaclass=None, **keywords):
     namespace = DictVal()
     if type(body) is not FuncVal:
         unsupported(tx, "a class statement")
-    if metaclass is None and any(type(b) is not ObjVal or not isinstance(b.real, type) for b in bases):
+    named = (typing.NamedTuple, typing.TypedDict)
+    if metaclass is None and any(type(b) is not ObjVal or not isinstance(b.real, type) and b.real not in named for b in bases):
         unsupported(tx, "a class with a base that is no class")
     cell = inline(tx, body.code, name.value, body.globals, body.closure, (), {}, (), {}, namespace)
     return make_class(tx, name, bases, namespace, metaclass, keywords, cell)
 
 
 def make_class(tx, name, bases, namespace, metaclass, keywords, cell=None):
-    reals = tuple(b.real for b in bases)
+    reals = types.resolve_bases(tuple(b.real for b in bases))
     metas = {type(b) for b in reals} | ({metaclass.real} if metaclass is not None else set())
+    if metaclass is None and type(reals[-1] if reals else None) in METACLASSES_OF_LIBRARY and not keywords:
+        return made_by_library(tx, name.value, reals, attributes_of_class(tx, namespace))
     if keywords or not metas <= set(METACLASSES) or not all(plain_base(b) for b in reals):
         unsupported(tx, f"making the class {name.value}")
-    attributes = {key: as_python(tx, value) if key == "__slots__" else stand_in(tx, value)
-                  for key, value in named_values(tx, namespace).items() if key not in SPECIAL}
-    if "__annotations__" in namespace.items:
-        notes = named_values(tx, namespace.items["__annotations__"][1])
-        attributes["__annotations__"] = {key: stand_in(tx, value) for key, value in notes.items()}
-    if any(hasattr(type(v), "__set_name__") and type(v) is not property for v in attributes.values()):
+    attributes = attributes_of_class(tx, namespace)
+    if any(hasattr(type(v), "__set_name__") and type(v) not in HOLDERS for v in attributes.values()):
         unsupported(tx, f"making the class {name.value} with descriptors")
     with user_errors():
         real = (abc.ABCMeta if abc.ABCMeta in metas else type)(name.value, reals, attributes)
@@ -112,9 +120,46 @@ def make_class(tx, name, bases, namespace, metaclass, keywords, cell=None):
     return made
 
 
+def attributes_of_class(tx, namespace) -> dict:
+    attributes = {key: as_python(tx, value) if key == "__slots__" else stand_in(tx, value)
+                  for key, value in named_values(tx, namespace).items() if key not in SPECIAL}
+    if "__annotations__" in namespace.items:
+        notes = named_values(tx, namespace.items["__annotations__"][1])
+        attributes["__annotations__"] = {key: stand_in(tx, value) for key, value in notes.items()}
+    return attributes
+
+
+CALLED_BY_ENUM = ("__new__", "__init__", "_generate_next_value_", "_missing_", "__init_subclass__", "__set_name__")
+
+
+def made_by_library(tx, name: str, bases: tuple, attributes: dict) -> AbstractValue:
+    """A class whose metaclass makes more than a class. It looks at the attributes, and an Enum calls some of them (`CALLED_BY_ENUM`)."""
+    kind, refused = type(bases[-1]), f"making the class {name}"
+    values = (*attributes.values(), *attributes.get("__annotations__", {}).values())
+    users = [base for base in bases if base.__module__ != "enum"]
+    own = kind is enum.EnumMeta and (attributes.keys() & set(CALLED_BY_ENUM) or any(
+        python_method(base, method) not in (None, python_method(enum.Enum, method)) for base in users for method in CALLED_BY_ENUM))
+    if own or any(isinstance(value, StandIn) for value in values):
+        unsupported(tx, refused)
+    try:
+        _, namespace, _ = types.prepare_class(name, bases)
+        for key, value in attributes.items():
+            namespace[key] = value
+        real = kind(name, bases, namespace)
+    except Exception:                            # to be raised by the program itself
+        unsupported(tx, refused)
+    return made_named_tuple(tx, real) if kind is typing.NamedTupleMeta else made_class(tx, real)
+
+
 def made_class(tx, real) -> AbstractValue:
     tx.classes.made.add(real)
     return wrap(tx, real)
+
+
+def made_named_tuple(tx, real) -> AbstractValue:
+    namespace = real.__new__.__globals__         # of its own; the entry has it, when the class is gone
+    tx.globals.sources[id(namespace)] = constant_source(tx, namespace)
+    return made_class(tx, real)
 
 
 def plain_base(cls) -> bool:
@@ -124,7 +169,7 @@ def plain_base(cls) -> bool:
 
 
 # %% [markdown]
-# `property`, `staticmethod` and `classmethod` are C classes that hold functions. In a class of the trace they
+# `property`, `staticmethod` and `classmethod` hold functions, and so does the `field` of a dataclass. In a class of the trace they
 # hold stand-ins (`made_holder`).
 
 # %%
@@ -149,7 +194,7 @@ def attribute_of_builtin(tx, value, name):
     return BuiltinVal(name=name, call=lambda tx, args, kwargs: made_holder(tx, getattr(value.stands_for, name)(stand_in(tx, *args))))
 
 
-for _cls in (property, staticmethod, classmethod):
+for _cls in (property, staticmethod, classmethod, dataclasses.field):
     holding(_cls)
 
 
@@ -162,7 +207,7 @@ def make_dataclass(tx, cls=None, **options):
     if cls is None or cls is NONE:
         return BuiltinVal(name="dataclass", call=lambda tx, args, _: make_dataclass(tx, *args, **options))
     stands_in = any(isinstance(v, StandIn) for v in vars(cls.real).values())
-    if cls.real not in tx.classes.made or stands_in or "slots" in options:
+    if cls.real not in tx.classes.made or stands_in or "slots" in options and as_python(tx, options["slots"]):
         unsupported(tx, "dataclass() of this class")
     return wrap(tx, dataclasses.dataclass(cls.real, **{k: as_python(tx, v) for k, v in options.items()}))
 
@@ -180,9 +225,7 @@ def make_namedtuple(tx, *args, **named):
     named.setdefault("module", const(tx.frames[-1].globals.get("__name__")))
     with user_errors():
         real = collections.namedtuple(*(as_python(tx, a) for a in args), **{k: as_python(tx, v) for k, v in named.items()})
-    namespace = real.__new__.__globals__         # of its own; the entry has it, when the class is gone
-    tx.globals.sources[id(namespace)] = constant_source(tx, namespace)
-    return made_class(tx, real)
+    return made_named_tuple(tx, real)
 
 
 HANDLED[type.__prepare__] = lambda tx, *bases, **keywords: DictVal()

@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch.utils._device import DeviceContext
 
-from ..attributes import GETATTR
+from ..attributes import GETATTR, is_patched
 from ..calls import HANDLED, handles
 from ..epilogue import pool, reconstructs
 from ..exceptions import user_errors
@@ -149,6 +149,8 @@ def decorate(tx, context, args, kwargs):
 # %%
 def wrap_context(kind_of_context, *names):
     def build_context(tx, real, kind, source):
+        if is_patched(kind):
+            return None
         state = tuple(v.value for v in wrap_parts(tx, real, source, *names)) or (kind is torch.enable_grad,)
         return ContextVal(kind=kind_of_context, state=state, cls=kind, source=source)
     return build_context
