@@ -584,3 +584,11 @@ def mentions(code: types.CodeType, name: str) -> bool:
 
 for _function in (breakpoint, pdb.set_trace, sys._getframe, inspect.currentframe, inspect.stack):
     needs_frame(_function)
+
+
+@handles(*filter(None, [getattr(sys, "_getframemodulename", None)]))            # CPython 3.12 on
+def module_of_a_caller(tx, depth=const(0)):
+    """What `dataclasses` and `typing` ask to say where a class that they make was made."""
+    if not isinstance(depth, Const) or depth.value not in range(len(tx.frames)):
+        plain_python(tx, "the module of a frame outside of what is compiled")
+    return const(tx.frames[-1 - depth.value].globals.get("__name__"))
