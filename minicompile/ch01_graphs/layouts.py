@@ -55,9 +55,14 @@ def inverse(order: list[int]) -> list[int]:
 
 def contiguous_strides(shape) -> tuple:
     """The strides of a row-major tensor; sizes may be symbolic."""
-    return strides_in_order(shape, range(len(shape))[::-1])
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * (max(size, 1) if isinstance(size, int) else size)
+    return tuple(reversed(strides))
 
 
+# %% tags=["exercise:is-dense"]
 def is_dense(t: torch.Tensor) -> bool:
     """Every element has its own place and there are no gaps: the strides are those of a contiguous tensor, in
     some order of the dims. The strides of dims of size 1 do not count."""
