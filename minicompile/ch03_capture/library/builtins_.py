@@ -586,9 +586,13 @@ for _function in (breakpoint, pdb.set_trace, sys._getframe, inspect.currentframe
     needs_frame(_function)
 
 
-@handles(*filter(None, [getattr(sys, "_getframemodulename", None)]))            # CPython 3.12 on
+# %% [markdown]
+# From CPython 3.12 on, `dataclasses` and `typing` ask for no frame, but only for the name of the module that called, so that a class
+# that they make can say where it was made. The frames of the trace know theirs.
+
+# %%
+@handles(*filter(None, [getattr(sys, "_getframemodulename", None)]))
 def module_of_a_caller(tx, depth=const(0)):
-    """What `dataclasses` and `typing` ask to say where a class that they make was made."""
     if not isinstance(depth, Const) or depth.value not in range(len(tx.frames)):
         plain_python(tx, "the module of a frame outside of what is compiled")
     return const(tx.frames[-1 - depth.value].globals.get("__name__"))
