@@ -52,7 +52,8 @@ def header(module: names.Module) -> str:
     """Where the module stands, and its names, which the search finds."""
     listed = [f'<a href="#L{d.line}"><code>{html.escape(name)}</code></a>' for name, d in module.definitions.items()
               if d.kind in ("function", "class") and not name.startswith("_")]
-    defines = f'<details class="mc-names"><summary>{len(listed)} names</summary><p>{", ".join(listed)}</p></details>' if listed else ""
+    count = "1 name" if len(listed) == 1 else f"{len(listed)} names"
+    defines = f'<details class="mc-names"><summary>{count}</summary><p>{", ".join(listed)}</p></details>' if listed else ""
     return f'<p class="mc-path"><code>{module.path}</code></p>{defines}'
 
 
