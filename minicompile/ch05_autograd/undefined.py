@@ -52,12 +52,12 @@ def _behind(gm: fx.GraphModule) -> dict[fx.Node, set[int]]:
 
 def _is_absent(node: fx.Node, absent: set[fx.Node], behind: set[int] | None, positions: set[int]) -> bool:
     """Is `node` part of a derivative that no tangent reaches when those at `positions` are None?"""
-    read = [a in absent for a in node.all_input_nodes]
+    reads = not absent.isdisjoint(node.all_input_nodes)
     if behind is None:
-        return any(read) and (node.target is aten.clone.default or is_always_view(node.target))
-    if node.target is aten.add.Tensor and any(read) and all(read):
+        return reads and (node.target is aten.clone.default or is_always_view(node.target))
+    if node.target is aten.add.Tensor and all(a in absent for a in node.args):
         return True
-    return behind <= positions and (any(read) or _is_zeros(node))
+    return behind <= positions and (reads or _is_zeros(node))
 
 
 def _same_kind(a: fx.Node, b: fx.Node) -> bool:
