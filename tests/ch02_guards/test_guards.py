@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from minicompile.ch02_guards import cache as entries
-from minicompile.ch02_guards import codegen
-from minicompile.ch02_guards.guards import GUARD_KINDS, GuardSet, same_constant
+from minicompile.ch02_guards import codegen, torch_guards
+from minicompile.ch02_guards.guards import GUARD_KINDS, MISSING, GuardSet, class_lookup, same_constant
 from minicompile.ch02_guards.torch_guards import ModuleSpec, TensorSpec
 from minicompile.ch02_guards.sources import (
     AttrSource, CallSource, ClosureCellSource, ConstantSource, DictGetSource, GlobalsSource, ItemSource, LocalSource,
@@ -291,3 +291,20 @@ def test_entry_dies_with_its_object():
     del thing, guards
     gc.collect()
     assert cache.entries == []
+
+
+def test_methods_of_tensors_are_not_looked_up_one_by_one(monkeypatch):
+    """A memo that looks again asks this each time: models whose parameters are frozen and thawed in turn pay for it in each call."""
+    looked_up = []
+    monkeypatch.setattr(torch_guards, "class_lookup", lambda cls, name: looked_up.append(name) or class_lookup(cls, name))
+    assert torch_guards.replaced_methods() == {} and not looked_up
+    own, mine = torch.Tensor.__contains__, lambda self, *args: self
+    monkeypatch.setattr(torch.Tensor, "no_method_of_pytorch", mine, raising=False)
+    assert torch_guards.replaced_methods() == {}
+    monkeypatch.setattr(torch.Tensor, "relu", mine)                      # PyTorch's lies in a base
+    monkeypatch.setattr(torch.Tensor, "__add__", None)
+    monkeypatch.delattr(torch.Tensor, "__contains__")
+    assert torch_guards.replaced_methods() == {"relu": mine, "__add__": None, "__contains__": MISSING}
+    assert sorted(looked_up) == ["__add__", "__contains__", "relu"]
+    monkeypatch.setattr(torch.Tensor, "__contains__", own, raising=False)
+    assert list(torch_guards.replaced_methods()) == ["relu", "__add__"]
