@@ -46,7 +46,7 @@ from .config import Config, config
 from .errors import GraphBreakError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported, marked
 from .learning import explain_miss, look_again
 from .stances import Context, current
-from .versions import FrameState, compile_frame, internal_error, model_of, name_of_code, states, warned, without_saved_tensor_hooks
+from .versions import FrameState, compile_frame, internal_error, kind_of, model_of, name_of_code, states, warned, without_saved_tensor_hooks
 
 _lock = threading.RLock()
 
@@ -274,8 +274,8 @@ def new_entry(state: FrameState, function, args):
             raise RecompileError(f"{name_of_code(state.code)} would be compiled{f' again: {why}' if why else ''}. "
                                  "Set the stance to 'default' to allow it.")
         if why is not None:
-            if over_limit(state, function, args):
-                reach_limit(state, args)
+            if (who := over_limit(state, function, args)) != ():
+                reach_limit(state, who)
                 return None
             logs.tell("recompile", state=state, version=state.cache.created + 1, why=why)
         elif not fullgraph and is_one_of_many(state.code):
@@ -320,21 +320,49 @@ def is_deep() -> bool:
 # are None or of which types, are another matter. A program has a few such patterns, and each of them is another program: for a batch with
 # four optional tensors, sixteen. So the limit counts the versions of one pattern, those that fit the call at hand in all that is
 # `finite`. For all patterns together it is four times as high, and for all models of a class eight times. What the program makes anew
-# for each call is no pattern: classes of one name are alike, and versions that died with what they were made for are counted by themselves.
-# Where somebody asked for strictness, with `fullgraph=True` or with a limit of their own, every version counts.
+# for each call is no pattern: classes of one name are alike, and versions that died with what they were made for are counted by themselves,
+# for all models of that name. Of the classes of other models there may be twice as many of one name: a program can make one for each of its
+# layers. Where somebody asked for strictness, with `fullgraph=True` or with a limit of their own, every version counts.
+#
+# `over_limit` tells for whom the limit is reached: one model, all whose classes have one name, or everybody. That costs a look at up to 64
+# versions, so at the next call `is_full` knows: a module that is made in each call would cost as many looks each time.
 
 # %%
-def over_limit(state: FrameState, function, args) -> bool:
-    model, made, gone, limit = model_of(args), state.cache.entries, state.cache.gone, config.recompile_limit
-    same = [entry for entry in made if strongly(entry.model) is model]
-    gone[:] = of_the_living(gone)
-    lost = sum(strongly(weak) is model for weak in gone)
-    if len(made) >= 8 * limit or len(same) + lost >= 4 * limit or lost >= limit:
-        return True
+EVERYBODY = "everybody"
+
+
+def over_limit(state: FrameState, function, args):
+    """Whose limit this call has reached: a model, held weakly, all of a class name, code of no model (None), EVERYBODY; () for nobody's."""
+    model, made, limit = model_of(args), state.cache.entries, config.recompile_limit
+    state.cache.gone = [gone for gone in state.cache.gone if may_count(*gone)]
+    if model is not None:
+        twins, lost = (sum(is_twin_of(model, kind) for kind in kinds)
+                       for kinds in ([entry.kind for entry in made], [kind for _, kind in state.cache.gone]))
+        if lost >= limit or twins + lost >= 2 * limit and not state.context.fullgraph:
+            return kind_of(model)[1]
+    if len(made) >= 8 * limit:
+        return EVERYBODY
+    same = [entry for entry in made if is_version_of(model, entry.model, entry.kind)]
+    lost = sum(is_version_of(model, *gone) for gone in state.cache.gone)
+    if len(same) + lost >= 4 * limit or lost >= limit:
+        return weakly(model)
     if len(same) < limit:
-        return False
+        return ()
     strict = state.context.fullgraph or limit != Config.recompile_limit
-    return strict or sum(is_alike(state, entry, function, args) for entry in same) >= limit
+    return weakly(model) if strict or sum(is_alike(state, entry, function, args) for entry in same) >= limit else ()
+
+
+def may_count(weak, kind) -> bool:
+    """Whether a version that is gone counts for anybody: it was of no model, of one that lives, or of one whose class may have twins."""
+    return not kind or strongly(weak) is not None or strongly(kind[0]) is None
+
+
+def is_version_of(model, weak, kind) -> bool:
+    return strongly(weak) is model and bool(kind) == (model is not None)
+
+
+def is_twin_of(model, kind) -> bool:
+    return bool(kind) and kind[1] == kind_of(model)[1] and strongly(kind[0]) is not type(model)
 
 
 def is_twin(cls: type, other: type) -> bool:
@@ -342,15 +370,9 @@ def is_twin(cls: type, other: type) -> bool:
     return cls is not other and (cls.__module__, cls.__qualname__) == (other.__module__, other.__qualname__)
 
 
-def of_the_living(models) -> list:
-    """Those of weakly held models that are still there, and each None, which stands for code of no model."""
-    return [weak for weak in models if weak is None or weak() is not None]
-
-
 def is_full(state: FrameState, model) -> bool:
-    if model is None:
-        return None in state.full
-    return any(weak is not None and weak() is model for weak in state.full)
+    of_all = (EVERYBODY, *kind_of(model)[1:]) if model is not None else (EVERYBODY, None)
+    return any(who in of_all or model is not None and strongly(who) is model for who in state.full)
 
 
 def is_alike(state: FrameState, entry, function, args) -> bool:
@@ -431,14 +453,14 @@ def run_unseen(context: Context):
     return running_in(replace(context, unseen=context))
 
 
-def reach_limit(state: FrameState, args) -> None:
+def reach_limit(state: FrameState, who) -> None:
     """There are as many versions as the recompile limit allows: a warning, under fullgraph an error."""
     full = f"{name_of_code(state.code)} was compiled {state.cache.created} times (config.recompile_limit)"
     worst = f"The guard that failed most: {entries.worst_guard(state.cache)}"
     if state.context.fullgraph:
         raise RecompileError(f"fullgraph=True, but {full}, and no version fits this call. {worst}. "
                              f"{advice.for_recompile(worst)} Or raise minicompile.config.recompile_limit.")
-    state.full = [*of_the_living(state.full), weakly(model_of(args))]
+    state.full = [*(other for other in state.full if other is None or strongly(other) is not None), who]
     logs.warn_once("limit", f"minicompile: {full}; other calls run eagerly from now on. {worst}. "
                    "Set MINICOMPILE_LOGS=recompiles to see all.", hook.kept(warned, state.code))
 

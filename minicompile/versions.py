@@ -48,7 +48,7 @@ class FrameState:
     cache: entries.EntryCache = None
     dynamic: dict = field(default_factory=dict)     # source -> symbolic dimensions (True for a number)
     given_up: bool = False                          # nothing more is compiled
-    full: list = field(default_factory=list)        # the models, held weakly, for which the recompile limit was reached
+    full: list = field(default_factory=list)        # for whom the recompile limit was reached, as `over_limit` tells
     missed: int = 0                                 # calls that no version fits, beyond the recompile limit
     refuted: int = 0                                # calls in which a jump went the other way than its graph assumed
     raised: int = 0                                 # calls that were seen to end in the program's own exception
@@ -85,6 +85,11 @@ def name_of_code(code) -> str:
 def model_of(args):
     """The module whose method this is. Two models of one class share code, but not the limit."""
     return args[0] if args and isinstance(args[0], torch.nn.Module) else None
+
+
+def kind_of(model) -> tuple:
+    """The class of a model, held weakly, and what it has in common with those that the same statement makes; () if there is none."""
+    return () if model is None else (weakly(type(model)), (type(model).__module__, type(model).__qualname__))
 
 
 def internal_error(code, context: Context, error: Exception, give_up=lambda: None, words="{} runs eagerly") -> None:
@@ -203,7 +208,8 @@ def make_entry(state: FrameState, function, args, captured):
     failing = codegen.failing_guard(captured.guards, state.code, function, args, captured.constants)
     if failing is not None:
         raise GuardFails(f"a guard fails right after compiling: {failing[1]} ({failing[0]})")
-    return entries.Entry(compiled, namespace["__next"], captured.guards, captured.constants, weakly(model_of(args)))
+    return entries.Entry(compiled, namespace["__next"], captured.guards, captured.constants,
+                         weakly(model := model_of(args)), kind_of(model))
 
 
 TRUST = 8

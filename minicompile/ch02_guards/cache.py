@@ -41,6 +41,7 @@ class Entry:
     guards: GuardSet
     constants: tuple = ()
     model: Any = None                                # the module whose method this is, held weakly, or None
+    kind: tuple = ()                                 # its class, weakly, and the name of that
     number: int = 0
     watches: list = field(default_factory=list)      # weak references whose death makes the entry useless
     telling: list = field(default_factory=list)      # guards that failed
@@ -62,7 +63,7 @@ class EntryCache:
     created: int = 0
     candidate: Entry | None = None                       # served the last call that the head missed
     passed: int = 0                                      # calls that the head has missed since the chain was linked
-    gone: list = field(default_factory=list)             # the models of entries that lived too short to be worth their making
+    gone: list = field(default_factory=list)             # (model, kind) of entries that lived too short to be worth their making
 
 
 # %% tags=["exercise:cache-bug"]
@@ -156,7 +157,7 @@ def watch(cache: EntryCache, entry: Entry) -> None:
 def lost(cache: EntryCache, entry: Entry, kind: str) -> None:
     """An object of this kind is gone."""
     if entry in cache.entries and time.monotonic() - entry.born < 10 * entry.seconds:
-        cache.gone.append(entry.model)
+        cache.gone.append((entry.model, entry.kind))
         cache.failures[f"the {kind} that it was made for is gone"] += 1
     drop_entry(cache, entry)
 

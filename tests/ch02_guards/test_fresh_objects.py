@@ -422,6 +422,62 @@ def test_classes_of_one_name_are_no_patterns():
     assert len(graphs) == limit + 1              # beyond it, `double` is a frame of its own
 
 
+def model_of_a_class_of_its_own():
+    class Scale(nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((2,), float(n)))
+
+        def forward(self, x):
+            return x * self.weight
+    return Scale
+
+
+class Deep(nn.Module):
+    def __init__(self, depth):
+        super().__init__()
+        self.depth = depth
+
+    def forward(self, x):
+        for _ in range(self.depth):
+            x = x + 1
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:minicompile. .*recompile_limit")
+@pytest.mark.parametrize("make, most, kept", [
+    (lambda n: model_of_a_class_of_its_own()(n), 2, False), (lambda n: model_of_a_class_of_its_own()(n), 2, True), (Deep, 8, True)])
+def test_a_model_for_each_call(make, most, kept, monkeypatch):
+    """Classes of models that one statement makes are limited together. Beyond the limit no call looks for what differs."""
+    graphs, limit, models = [], minicompile.config.recompile_limit, []
+
+    def call(n):
+        model = make(n)
+        models.append(model if kept else None)
+        assert torch.equal(minicompile.compile(model, backend=backend)(torch.ones(2)), model(torch.ones(2)))
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+    for n in range(1, most * limit + 3):
+        call(n)
+    assert len(graphs) <= most * limit
+    monkeypatch.setattr(frames, "explain_miss", None)
+    for n in range(100, 103):
+        call(n)
+
+
+def test_models_of_one_class_are_limited_apart():
+    graphs, models = [], [Deep(n) for n in range(1, 21)]
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+    for model in models * 2:
+        assert torch.equal(minicompile.compile(model, backend=backend)(torch.ones(2)), torch.full((2,), 1.0 + model.depth))
+    assert len(graphs) == 20
+
+
 def test_the_limit_forgets_dead_models():
     """A model at a time, as a search for hyperparameters makes them: each is compiled, however many there were."""
     class Model(nn.Module):
