@@ -119,11 +119,14 @@ class Recorder(DispatchMode):
             target = IN_PLACE_VIEWS[func]
             self._keep_metadata(args[0], node_args[0])
         out = fake_call(func, args, kwargs)
-        self._bind(out, self.write(target, node_args, node_kwargs, out))
+        node = self.write(target, node_args, node_kwargs, out)
+        for i, item in enumerate(out) if isinstance(out, (tuple, list)) else ():
+            if isinstance(item, torch.Tensor):
+                self.write(operator.getitem, (node, i), {}, item)
         return out
 
     def write(self, target, args, kwargs, val) -> fx.Node:
-        """One more node."""
+        """One more node, by which `val` is known if it is a tensor."""
         node = self.graph.call_function(target, args, kwargs)
         location, origins = self._provenance_now()
         node.meta.update(val=val, location=location, origins=origins)
@@ -133,6 +136,8 @@ class Recorder(DispatchMode):
             node.meta["backward"] = self.backward
         if tangents := self.tangents_of.get(torch._C._current_autograd_node()) if self.tangents_of else None:
             node.meta["tangents"] = tangents
+        if isinstance(val, torch.Tensor):
+            self.nodes[id(val)] = (val, node)
         return node
 
     def _keep_metadata(self, fake, node):
@@ -161,16 +166,6 @@ class Recorder(DispatchMode):
         twin = FakeTensor(meta, fake.device)
         self.nodes[id(twin)] = (twin, self.node_of(fake))
         return twin
-
-    def _bind(self, out, node):
-        if isinstance(out, torch.Tensor):
-            self.nodes[id(out)] = (out, node)
-        elif isinstance(out, (tuple, list)):
-            for i, item in enumerate(out):
-                if isinstance(item, torch.Tensor):
-                    part = self.graph.call_function(operator.getitem, (node, i))
-                    part.meta.update(node.meta, val=item)
-                    self.nodes[id(item)] = (item, part)
 
     def _provenance_now(self):
         current = torch._C._current_autograd_node()

@@ -34,11 +34,12 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..ch01_graphs.fake import FakeTensor, form_of, storage_key
+from ..ch01_graphs.fake import FakeTensor, storage_key
+from ..ch01_graphs.floats import Float
 from ..ch01_graphs.graph import call_node, map_args
 from ..ch01_graphs.layouts import inverse, lies_as_well_as_can_be, memory_order
 from ..ch01_graphs.operators import leaves
-from ..ch01_graphs.recipes import NotKept, asked, fills_its_memory
+from ..ch01_graphs.recipes import NotKept, asked, fake_call
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.trace import Recorder, run_recorded
 from ..ch05_autograd.cleanup import clean
@@ -211,77 +212,52 @@ def _ordered(out, wanted):
 # Twelve equal layers ask for the same expansion twelve times, and an optimizer asks once for each parameter. What a rule
 # does depends on the operator, on how its operands lie in memory, and on the arguments that are not data. So the nodes of
 # one expansion serve as a *pattern* for the next one with an equal `question`: they are written down again, with other
-# operands, and no rule runs. In a pattern, nodes and tensors are numbers: first come the operands, then what was
-# written, in order. A new tensor has memory of its own, or that of an earlier one. What cannot be told like this
-# (symbolic sizes, constants that a rule makes) is expanded each time.
+# operands, and no rule runs. In a pattern, nodes are numbers: first come the operands, then what was written, in order. What
+# cannot be told like this (symbolic sizes, constants that a rule makes) is expanded each time.
 #
-# Making a `Pattern` is mostly numbering: `node_at` turns the arguments of each recorded node into places, and `tensor_at` notes for
-# each new fake how to make one like it. `again` goes the other way: it makes the fakes, and then writes the nodes with what is now
-# at those places.
+# `again` goes through the calls of a `Pattern` as an interpreter does, with what is now at those places. Which form a result has is not
+# computed once more, either: the primitives were asked the same before, and chapter 1 keeps their answers (`recipes.py`).
 
 # %%
 class Place(int):
-    """In the arguments of a pattern: the node of this number, or the tensor."""
+    """In a pattern: what has this number."""
 
 
 class Pattern:
     """What one call was expanded to: the nodes after `mark`, and its result `out`."""
 
     def __init__(self, recorder: Recorder, mark: fx.Node | None, operands: list[FakeTensor], out):
-        self.calls, self.made = [], []             # (target, args, kwargs, val); how to make the tensors that are no operands
-        tensors = {id(t): k for k, t in reversed([*enumerate(operands)])}
-        nodes = {recorder.node_of(t): k for k, t in reversed([*enumerate(operands)])}
-        owners = {storage_key(t): (k, t.dtype) for k, t in reversed([*enumerate(operands)])}
+        places = {recorder.node_of(t): Place(k) for k, t in reversed([*enumerate(operands)])}
 
-        def node_at(a):
-            if isinstance(a, fx.Node) and a not in nodes:
+        def place(a):
+            if isinstance(a, fx.Node) and a not in places:
                 raise NotKept
-            return Place(nodes[a]) if isinstance(a, fx.Node) else a
+            return places[a] if isinstance(a, fx.Node) else a
 
-        def tensor_at(t):
-            if not isinstance(t, torch.Tensor):
-                return t
-            if id(t) not in tensors:
-                asked(t, False)
-                tensors[id(t)] = k = len(operands) + len(self.made)
-                owner, dtype = owners.setdefault(storage_key(t), (k, t.dtype))
-                fresh = owner == k
-                if dtype != t.dtype or fresh and not fills_its_memory(t):
-                    raise NotKept
-                self.made.append((None if fresh else owner, form_of(t), dtype, t.device))
-            return Place(tensors[id(t)])
-
+        self.calls: list[tuple] = []
         for node in reversed(recorder.since(mark)):
             if node.op != "call_function":
                 raise NotKept
-            args, kwargs = map_args(node_at, (node.args, node.kwargs))
-            self.calls.append((node.target, args, kwargs, map_args(tensor_at, node.meta["val"])))
-            nodes[node] = len(operands) + len(self.calls) - 1
-        results = [t for t in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(t, torch.Tensor)]
-        self.results = [(tensor_at(t), node_at(recorder.node_of(t))) for t in results]
-        self.out = map_args(tensor_at, out)
+            self.calls.append((node.target, *map_args(place, (node.args, node.kwargs))))
+            places[node] = Place(len(operands) + len(self.calls) - 1)
+        self.out = map_args(lambda x: place(recorder.node_of(x)) if isinstance(x, torch.Tensor) else x, out)
 
     def again(self, recorder: Recorder, operands: list[FakeTensor]):
         """Write the nodes once more, for these operands; the result."""
-        tensors, nodes = list(operands), [recorder.node_of(t) for t in operands]
-        with torch._C._DisableTorchDispatch():
-            for owner, (sizes, strides, offset), dtype, device in self.made:
-                meta = torch.empty_strided(sizes, strides, dtype=dtype, device="meta") if owner is None else \
-                    tensors[owner].meta.as_strided(sizes, strides, offset)
-                tensors.append(FakeTensor(meta, device))
+        values, nodes = list(operands), [recorder.node_of(t) for t in operands]
+
+        def value_at(a):
+            return values[a] if type(a) is Place else 1.0 if isinstance(a, Float) else a       # on which no form depends
 
         def node_at(a):
             return nodes[a] if type(a) is Place else a
 
-        def tensor_at(a):
-            return tensors[a] if type(a) is Place else a
-
-        for target, args, kwargs, val in self.calls:
-            args, kwargs = map_args(node_at, (args, kwargs))
-            nodes.append(recorder.write(target, args, kwargs, map_args(tensor_at, val)))
-        for t, node in self.results:
-            recorder.nodes[id(tensors[t])] = tensors[t], nodes[node]
-        return map_args(tensor_at, self.out)
+        with torch._C._DisableTorchDispatch():
+            for target, *call in self.calls:
+                args, kwargs = map_args(value_at, call)
+                values.append(target(*args) if target is operator.getitem else fake_call(target, args, kwargs))
+                nodes.append(recorder.write(target, *map_args(node_at, call), values[-1]))
+        return map_args(value_at, self.out)
 
 
 # %% [markdown]
