@@ -47,11 +47,16 @@ def lowered(fn, *inputs, **options):
 
 
 def run_program(program, inputs):
-    """The results of a loop program, each loop run by itself."""
+    """The results of a loop program on the CPU, also of one for a GPU: each loop by itself."""
+    from dataclasses import replace
+
     from minicompile.ch08_fusion.fuse import fuse
     from minicompile.ch08_fusion.groups import FusionOptions
     from minicompile.ch11_runtime.host import compile_schedule
-    return compile_schedule(fuse(program, FusionOptions(enabled=False)), "loops")(list(inputs))
+    buffers = {name: replace(b, device=CPU) for name, b in program.buffers.items()}
+    schedule = fuse(replace(program, buffers=buffers), FusionOptions(enabled=False))
+    with torch.no_grad():
+        return compile_schedule(schedule, "loops")(list(inputs))
 
 
 def joint_graph(fn, *inputs):

@@ -1,18 +1,14 @@
 """Trace, decompose, lower, check the program's spec, and run the loops slowly."""
-from dataclasses import replace
-
 import torch
 from torch.utils._pytree import tree_map
 
+from exercises.tasks.kit import run_program
 from minicompile.ch01_graphs.fake import FakeMode, FakeTensor
 from minicompile.ch01_graphs.trace import trace
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.ir import Extern, Loop
 from minicompile.ch07_loops.lower import lower
 from minicompile.ch07_loops.verify import verify
-from minicompile.ch08_fusion.fuse import fuse
-from minicompile.ch08_fusion.groups import FusionOptions
-from minicompile.ch11_runtime.host import compile_schedule
 
 
 def program_of(fn, tensors, options=None, decomposed=True, device="cpu"):
@@ -34,14 +30,6 @@ def program_of(fn, tensors, options=None, decomposed=True, device="cpu"):
     program = lower(graph, options)
     verify(program)
     return program
-
-
-def run_program(program, inputs):
-    """The program's results on the CPU, also those of a program for a GPU: each loop by itself, slowly."""
-    buffers = {name: replace(b, device=torch.device("cpu")) for name, b in program.buffers.items()}
-    schedule = fuse(replace(program, buffers=buffers), FusionOptions(enabled=False))
-    with torch.no_grad():
-        return compile_schedule(schedule, "loops")(list(inputs))
 
 
 def same_strides(got, want):
