@@ -205,6 +205,22 @@ def backward_pass():
         recorder.backward = 0
 
 # %% [markdown]
+# And the engine is to find PyTorch as it would be found by a backward pass that comes later.
+
+# %%
+@contextlib.contextmanager
+def backward_state():
+    """As a caller of `backward()` would have it: no autocast; and the engine runs in this thread, where the
+    recorder is."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+# %% [markdown]
 # ## Lowering one graph into another
 #
 # `trace` records any Python function of fakes. `run_recorded` is the special case that stages use most:

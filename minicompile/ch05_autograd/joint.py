@@ -17,7 +17,6 @@
 #     return y, mm(t(x), g)              and the gradient of w
 
 # %%
-import contextlib
 import operator
 import weakref
 from dataclasses import dataclass, field
@@ -34,11 +33,12 @@ from ..ch01_graphs.graph import history_of, raise_kept_errors
 from ..ch01_graphs.layouts import each_has_its_place, is_window
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr, Symbol
-from ..ch01_graphs.trace import Recorder, run_recorded
+from ..ch01_graphs.trace import Recorder, backward_state, run_recorded
 from ..errors import Unsupported
 from .aliases import GraphBuilder, Step, append_call, emit_step, restride, viewed_argument
 from .cleanup import clean
 from .functionalize import append_mutations, functionalize_with_mutations
+from .registered import calls_operators_of
 from .schemas import is_mutable
 from .undefined import ZEROS
 
@@ -260,7 +260,7 @@ def places_of(recipes: list, outputs: Sequence) -> dict[int, tuple[int, bool]]:
 # the fake of an activation has passed in capture, too) it is a non-leaf. Parameters stay leaves, which autocast asks
 # for: it casts each leaf once, however often it is used, and adds up its gradients before it casts them back.
 #
-# `_tracing` and `backward_state` are the state of PyTorch around a recording. cuDNN and oneDNN are off, since their operators
+# `_tracing` is the state of PyTorch around a recording. cuDNN and oneDNN are off, since their operators
 # hide from the graph what the generic ones show. An error in the recording becomes a reason to run the graph operator by
 # operator. `record_inputs` makes the placeholders.
 
@@ -287,18 +287,6 @@ class _tracing:
         if isinstance(error, (RuntimeError, IndexError)):
             reason = f"recording the operators failed: {str(error).splitlines()[0]}"
             raise Unsupported(reason, self.recorder.provenance[0]) from error
-
-
-@contextlib.contextmanager
-def backward_state():
-    """As a caller of `backward()` would have it: no autocast; and the engine runs in this thread, where the
-    recorder is."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        for device in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        yield
 
 
 def _layout(entry):
@@ -345,7 +333,7 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
     layouts = [_layout(e) for e in entries]
     versions = [e._version if isinstance(e, torch.Tensor) else None for e in entries]
     with _tracing(recorder):
-        outputs = run_recorded(recorder, gm, entries)
+        outputs = run_recorded(recorder, gm, entries, calls_operators_of(gm))
         for node in recorder.graph.nodes:
             node.meta["asked"] = True
         if layouts != [_layout(e) for e in entries]:

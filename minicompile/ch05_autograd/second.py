@@ -45,11 +45,11 @@ from ..ch01_graphs.fake import fake_like, has_memory, is_lazy, version_of
 from ..ch01_graphs.generators import generator_of, set_states, states_of
 from ..ch01_graphs.graph import call_node, graph_module, interpret, raise_kept_errors
 from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout, is_dense
-from ..ch01_graphs.trace import backward_pass
+from ..ch01_graphs.trace import backward_pass, backward_state
 from ..ch03_capture import hook
 from ..errors import MinicompileError, Unsupported
 from .cleanup import is_random
-from .joint import Joint, backward_state
+from .joint import Joint
 
 aten = torch.ops.aten
 
