@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from helpers import compile_function
 
+import minicompile
+
 pytestmark = pytest.mark.gpu
 
 
@@ -53,3 +55,18 @@ def test_dropout_stream():
 def test_backward_is_recorded_in_the_calling_thread():
     compiled = compile_function(lambda x, w: F.gelu(x @ w).sum(), [rand(8, 8), rand(8, 8)])
     assert any("gelu_backward" in t for t in targets(compiled))
+
+
+def test_sampling_that_cudnn_computes():
+    def f(x, theta):
+        return F.grid_sample(x, F.affine_grid(theta, [2, 3, 5, 6], align_corners=True), align_corners=True)
+    x, theta = rand(2, 3, 8, 8), rand(2, 2, 3)
+    compiled = minicompile.compile(f, fullgraph=True)
+    expected = torch.autograd.grad(f(x, theta).square().sum(), (x, theta))
+    for got, e in zip(torch.autograd.grad(compiled(x, theta).square().sum(), (x, theta)), expected):
+        torch.testing.assert_close(got, e, rtol=1e-4, atol=1e-4)
+
+    def inside(x, theta):
+        return torch.autograd.grad(f(x, theta).square().sum(), (x, theta))
+    for got, e in zip(minicompile.compile(inside, fullgraph=True)(x, theta), expected):
+        torch.testing.assert_close(got, e, rtol=1e-4, atol=1e-4)

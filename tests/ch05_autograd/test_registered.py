@@ -160,3 +160,15 @@ def test_sizes_that_vary():
         expected = torch.autograd.grad(f(x, w, ends).sum(), (x, w))
         for got, e in zip(torch.autograd.grad(compiled(x, w, ends).sum(), (x, w)), expected):
             torch.testing.assert_close(got, e)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    def f(x, w):
+        return groups(x.sin(), w, ENDS.cuda(), scale=2.0).relu() * 3
+    x, w = (rand(*size).detach().cuda().requires_grad_() for size in ((8, 4), (3, 4, 5)))
+    for mode in ("default", "reduce-overhead"):
+        compiled = minicompile.compile(f, fullgraph=True, mode=mode)
+        for _ in range(5):
+            for got, e in zip(torch.autograd.grad(compiled(x, w).sum(), (x, w)), torch.autograd.grad(f(x, w).sum(), (x, w))):
+                torch.testing.assert_close(got, e)

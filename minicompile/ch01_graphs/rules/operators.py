@@ -92,6 +92,8 @@ def _ctc_loss(log_probs, targets, input_lengths, target_lengths, *_):
 
 WITHOUT_META = {aten._ctc_loss.default: _ctc_loss,
                 aten.view_copy.default: lambda x, sizes: torch.empty_like(x.reshape(sizes), memory_format=torch.contiguous_format),
+                aten.cudnn_grid_sampler.default: lambda x, grid: x.new_empty(*x.shape[:2], *grid.shape[1:3]),
+                aten.cudnn_grid_sampler_backward.default: lambda x, grid, grad: (torch.empty_like(x), torch.empty_like(grid)),
                 aten._ctc_loss_backward.default: lambda grad, log_probs, *_: torch.empty_like(
                     log_probs, memory_format=torch.contiguous_format)}
 
