@@ -1692,6 +1692,16 @@ def constants_of_jit_and_compiler():
     return f, (rand(3),)
 
 
+@feature
+def whether_a_graph_is_captured_on_the_gpu():
+    def f(x):
+        try:
+            return x + torch.cuda.is_current_stream_capturing()
+        except RuntimeError:                 # a PyTorch without CUDA
+            return x * 2
+    return f, (rand(3),)
+
+
 @feature(graphs=None)
 def failed_check():
     def f(x):

@@ -80,7 +80,7 @@ for _function in (
         torch.get_autocast_dtype, torch.is_autocast_cache_enabled, torch.get_float32_matmul_precision,
         torch.is_deterministic_algorithms_warn_only_enabled, torch.get_num_threads, torch.is_anomaly_enabled,
         torch.get_num_interop_threads, torch.is_anomaly_check_nan_enabled, torch.is_warn_always_enabled,
-        torch.get_deterministic_debug_mode,
+        torch.get_deterministic_debug_mode, torch.cuda.is_current_stream_capturing,
         *([torch.distributed.is_initialized] if torch.distributed.is_available() else [])):
     HANDLED[_function] = setting(_function)
 
