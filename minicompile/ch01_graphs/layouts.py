@@ -113,12 +113,8 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def inside(view: torch.Tensor, of: torch.Tensor) -> bool:
     """Does a window onto memory show elements of `of` only, which is known where that has no gaps?"""
-    start, length = view.storage_offset() - of.storage_offset(), 1
-    for size, stride in zip(view.shape, view.stride()):
-        if size == 0:
-            return True
-        length = length + (size - 1) * stride
-    return is_dense(of) and bool(start >= 0) and bool(start + length <= of.numel())
+    start, length = view.storage_offset() - of.storage_offset(), length_of((view.shape, view.stride(), 0))
+    return length == 0 or is_dense(of) and bool(start >= 0) and bool(start + length <= of.numel())
 
 
 def each_has_its_place(t: torch.Tensor) -> bool:

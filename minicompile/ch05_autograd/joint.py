@@ -28,11 +28,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import logs
 from ..ch01_graphs.fake import Enter, FakeTensor, fake_like, storage_key
-from ..ch01_graphs.floats import NAMESPACE, Float, float_text
+from ..ch01_graphs.floats import NAMESPACE, Float, float_text, free_names
 from ..ch01_graphs.graph import history_of, raise_kept_errors
 from ..ch01_graphs.layouts import each_has_its_place, is_window
 from ..ch01_graphs.shapes import expr_of
-from ..ch01_graphs.symbolic import Expr, Symbol
+from ..ch01_graphs.symbolic import Expr
 from ..ch01_graphs.trace import Recorder, backward_state, run_recorded
 from ..errors import Unsupported
 from .aliases import GraphBuilder, Step, append_call, emit_step, restride, viewed_argument
@@ -99,7 +99,7 @@ class Joint:
     mutated: set[str] = field(default_factory=set)      # names of all placeholders that are written
     copied: list[int] = field(default_factory=list)     # the written inputs that the graph itself copies into
     hidden: list[int] = field(default_factory=list)     # of those, the ones written through `.data` only
-    symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)     # where to read each size
+    symbols: dict[str, int] = field(default_factory=dict)   # the input that each size or float is
     exposed: set[str] = field(default_factory=set)      # placeholders that may be written before backward
     windows: set[int] = field(default_factory=set)      # results that are parts of larger memory in eager
     watched: dict[int, set[int]] = field(default_factory=dict)      # see `saved_after_writing`
@@ -554,32 +554,15 @@ def save_masks_as_bool(gm: fx.GraphModule) -> None:
                 user.replace_input_with(node, back)
 
 # %% [markdown]
-# Symbolic sizes and floats in recipes are evaluated at run time from the inputs. An output may be a view with a size
-# such as `s0 // 2`, and the number behind `s0` is not known before the call. But some input has it as one of its sizes,
-# or is it. `_symbols` notes for each symbol one place where it stands alone, and `resolver` writes the argument as Python text
-# that reads these places.
+# Symbolic sizes and floats in recipes are evaluated at run time. An output may be a view with a size such as `s0 // 2`, and the number
+# behind `s0` is not known before the call. But it is an input of its own, as every symbol is. `_symbols` notes which, and `resolver` writes
+# the argument as Python text that reads these inputs.
 
 # %%
-def _symbols(entries: list) -> dict[str, tuple[int, int | None]]:
-    """Where to read each size symbol: (input, dimension), or (input, None) for an input that is the size."""
-    where: dict[str, tuple[int, int | None]] = {}
-
-    def note(value, place):
-        e = expr_of(value)
-        if isinstance(e, Float) and e.op == "symbol":
-            where.setdefault(e.args[0], place)
-        elif isinstance(e, Expr) and e.const == 0 and len(e.terms) == 1:
-            (term, c), = e.terms.items()
-            if c == 1 and len(term) == 1 and isinstance(term[0], Symbol):
-                where.setdefault(term[0].name, place)
-
-    for i, entry in enumerate(entries):
-        if isinstance(entry, torch.Tensor):
-            for d, size in enumerate(entry.shape):
-                note(size, (i, d))
-        else:
-            note(entry, (i, None))
-    return where
+def _symbols(entries: list) -> dict[str, int]:
+    """Which of the inputs each symbol is."""
+    numbers = {i: expr_of(e) for i, e in enumerate(entries) if not isinstance(e, torch.Tensor)}
+    return {str(e): i for i, e in numbers.items() if free_names(e) == {str(e)}}
 
 
 def depends_on_sizes(value) -> bool:
@@ -589,8 +572,7 @@ def depends_on_sizes(value) -> bool:
 def resolver(value, symbols: dict) -> Callable[[Sequence], Any]:
     """`f(inputs)`: a recipe's argument with its symbolic sizes replaced by the present ones."""
     def read(name):
-        i, d = symbols[name]
-        return f"inputs[{i}]" if d is None else f"inputs[{i}].shape[{d}]"
+        return f"inputs[{symbols[name]}]"
 
     def written(value) -> str:
         if isinstance(value, (Expr, Float)):
