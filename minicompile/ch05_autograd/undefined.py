@@ -25,10 +25,11 @@ from typing import Iterable
 import torch
 from torch import fx
 
-from ..ch01_graphs.graph import Graph, copy_provenance, graph_module
+from ..ch01_graphs.graph import graph_module
 from ..ch01_graphs.layouts import inverse, memory_order
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import present
+from .aliases import GraphBuilder, append_call
 from .cleanup import eliminate_dead_code, is_always_view
 from .rules.operators import ZEROS
 
@@ -70,20 +71,17 @@ def _same_kind(a: fx.Node, b: fx.Node) -> bool:
 def without_tangents(gm: fx.GraphModule, names: set[str], lost: Iterable[int] = ()) -> fx.GraphModule:
     """The backward graph `gm` for a call in which the tangents called `names` are None. It has no
     placeholders for them. lost: the positions of gradients that are None then, in eager."""
-    graph, env, absent, behind = Graph(), {}, set(), _behind(gm)
+    b, env, absent, behind = GraphBuilder(gm), {}, set(), _behind(gm)
     positions = set().union(*(behind[n] for n in gm.graph.nodes if n.name in names))
 
     def value(node: fx.Node) -> fx.Node:
         """The copy of `node`; zeros that lie as it does if it is absent but has to be there."""
         if node not in env:
-            val = node.meta["val"]
+            val, b.current = node.meta["val"], node
             order = memory_order(*(list(map(present, form)) for form in (val.shape, val.stride())))
             sizes, kind = [expr_of(val.shape[d]) for d in order], {"dtype": val.dtype, "device": val.device}
-            zeros = env[node] = copy_provenance(graph.call_function(aten.full.default, (sizes, 0), kind), node)
-            zeros.meta["val"] = torch.empty_like(val.permute(order), memory_format=torch.contiguous_format)
-            if order != sorted(order):
-                env[node] = copy_provenance(graph.call_function(aten.permute.default, (zeros, inverse(order))), node)
-                env[node].meta["val"] = zeros.meta["val"].permute(inverse(order))
+            zeros = append_call(b, aten.full.default, (sizes, 0), kind)
+            env[node] = zeros if order == sorted(order) else append_call(b, aten.permute.default, (zeros, inverse(order)))
         return env[node]
 
     for node in gm.graph.nodes:
@@ -98,8 +96,8 @@ def without_tangents(gm: fx.GraphModule, names: set[str], lost: Iterable[int] = 
         elif kept is not None and len(kept) == 1 and _same_kind(kept[0], node):
             env[node] = env[kept[0]]
         else:
-            env[node] = graph.node_copy(node, value)
-    graph.output(tuple(None if g is None or i in lost else value(g) for i, g in enumerate(node.args[0])))
-    result = graph_module(gm, graph)
+            env[node] = b.graph.node_copy(node, value)
+    b.graph.output(tuple(None if g is None or i in lost else value(g) for i, g in enumerate(node.args[0])))
+    result = graph_module(gm, b.graph)
     eliminate_dead_code(result)
     return result
