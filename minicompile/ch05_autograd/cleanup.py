@@ -156,18 +156,11 @@ def rebase(val, base):
     return FakeTensor(base.meta.as_strided(val.shape, val.stride(), val.storage_offset()), val.device)
 
 # %% [markdown]
-# Derivatives of matmuls transpose what forward transposed already. `t(t(x))` is `x`.
+# A graph is cleaned in this order: equal nodes become one, their views follow them, and what nobody reads goes.
 
 # %%
-def cancel_transposes(gm: fx.GraphModule) -> None:
-    for node in gm.graph.nodes:
-        if node.target is aten.t.default and getattr(node.args[0], "target", None) is aten.t.default:
-            node.replace_all_uses_with(node.args[0].args[0])
-
-
 def clean(gm: fx.GraphModule) -> fx.GraphModule:
     """All of them, in place."""
-    cancel_transposes(gm)
     merge_common_subexpressions(gm)
     renew_views(gm)
     eliminate_dead_code(gm)

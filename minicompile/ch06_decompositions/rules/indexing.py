@@ -7,7 +7,6 @@
 # reads as "inside the range: the gradient, outside: 0".
 
 # %%
-import math
 from functools import partial
 
 import torch
@@ -24,9 +23,6 @@ from ..table import HALF, aten, constant, decomposition, dims_of, formulas, iota
 #
 # So most of these rules give back their operand, or call the one view that the later stages know: `t` and
 # `transpose` become `permute`, `unbind` becomes a `select` for each index, `split` a `slice` for each part.
-# `view` fills in the size that is given as -1.
-#
-# A rule that has nothing to simplify gives `NotImplemented`, and the operator stays.
 
 # %%
 formulas({
@@ -35,36 +31,11 @@ formulas({
 }, complex=True)
 
 
-@decomposition("view", complex=True)
-def view(x, size):
-    """Explicit sizes; a view in the shape of its input is its input."""
-    if not all(isinstance(n, int) for n in (*size, *x.shape)):
-        return NotImplemented
-    if list(size) == list(x.shape):
-        return x
-    if -1 not in size or x.numel() == 0:
-        return NotImplemented
-    known = -math.prod(size)
-    return aten.view.default(x, [x.numel() // known if n == -1 else n for n in size])
-
-
-@decomposition("permute", complex=True)
-def permute(x, dims):
-    order = [d % x.dim() for d in dims]
-    if order == list(range(x.dim())):
-        return x
-    return NotImplemented if order == list(dims) else aten.permute.default(x, order)
-
-
 @decomposition("expand", complex=True)
 def expand(x, size, implicit=False):
-    if not all(isinstance(n, int) for n in (*size, *x.shape)):
-        return NotImplemented
-    shape = [1] * (len(size) - x.dim()) + list(x.shape)
-    explicit = [m if n == -1 else n for n, m in zip(size, shape)]
-    if explicit == list(x.shape):
-        return x
-    return NotImplemented if explicit == list(size) else aten.expand.default(x, explicit)
+    """A tensor that has the size already is itself. (Loops would take it for one that is read at other places.)"""
+    same = len(size) == x.dim() and all(type(n) is type(m) is int and n in (m, -1) for n, m in zip(size, x.shape))
+    return x if same else NotImplemented
 
 
 @decomposition("transpose.int", complex=True)
