@@ -56,7 +56,7 @@ def is_primitive(op) -> bool:
 #
 # - all *tensor* operands have one dtype, the dtype the operator computes in. Mixed operands got
 #   explicit `_to_copy` nodes;
-# - functions with real results (`exp`, `sin`, `div` ...) never see integers;
+# - division never sees integers; functions of one operand with real results (`exp`, `sin` ...) convert them to the dtype of the result;
 # - an operand may be a Python number only in `add`, `sub`, `mul`, `div`, in the `.Scalar` comparisons and
 #   in `pow`; it takes the dtype of the tensor beside it. Other constants are 0-d `full` nodes;
 # - `alpha` is gone from `add` and `sub`.

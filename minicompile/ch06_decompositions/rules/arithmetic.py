@@ -20,8 +20,7 @@ from ..table import HALF, aten, constant, decomposition, formulas, in_float32, o
 # insert the conversion as a node. `where` promotes two of its three operands, and comparisons convert
 # before they compare although their result is bool.
 #
-# Most pointwise operators need nothing but `agree`, and are registered in a loop. Functions with real
-# results, such as `exp`, convert integers to floats first, which is the second loop.
+# Most pointwise operators need nothing but `agree`, and are registered in a loop.
 
 # %%
 def agree(op, operands, rest=(), **kwargs):
@@ -74,13 +73,6 @@ def where(condition, a, b):
     return agree(aten.where.self, (a, b), (condition,))
 
 
-def of_reals(op):
-    return lambda x: NotImplemented if x.is_floating_point() else op(real(x))
-
-
-formulas({_name: of_reals(overload(_name)) for _name in (
-    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan "
-    "sinh cosh tanh asinh acosh atanh sigmoid erf erfc erfinv lgamma digamma").split()})
 formulas({"floor ceil trunc round": lambda x: NotImplemented if x.is_floating_point() else x.clone()})
 
 
