@@ -304,7 +304,7 @@ def guard_aliasing(tx):
     of a module and another one are left to the runtime, which compares addresses. Tensors whose guards differ are not one. Objects
     that share a `__dict__` are two values of the trace, which would not see each other's writes."""
     found: dict = {}
-    for value in tx.objects.tracked.values():
+    for value in dict.fromkeys(tx.objects.tracked.values()):
         if type(value) is SymVal or value.source is None or is_fixed(getattr(value, "real", None)):
             continue
         found.setdefault(value.cls, []).append(value)

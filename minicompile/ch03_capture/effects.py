@@ -62,10 +62,10 @@ def touch(tx, value: AbstractValue):
 
 def set_snapshot(value: SetVal) -> set:
     """The program's own set, in place of which a copy is changed from now on."""
-    before, content = value.order, like(value.order)
+    before, content = value.keys, like(value.keys)
     if content is None:
         raise Unsupported("changing a set whose copy would have another order")
-    value.order = set(content)
+    value.keys = set(content)
     return before
 
 

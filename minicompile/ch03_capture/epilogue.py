@@ -35,6 +35,7 @@ from .effects import difference_of_dicts, difference_of_lists, settled
 from .iterate import PLAIN_ITERATORS
 from .lookup import native_new
 from .tracer import Tracer, constant_source, globals_of, location
+from .wrap import is_plain_key, value_of_key
 from .values import (
     AbstractValue, ByIdentity, ByValue, CellVal, Const, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
     MethodName, MethodVal, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TracebackVal, TupleVal, ViewVal,
@@ -270,11 +271,11 @@ def recipe_text(ep, value):
 
 def set_content(ep, value) -> str:
     """What an empty set becomes this one by. The order of what hashes by identity is another one in each run, in eager too."""
-    plain = all(type(v) is Const and type(v.value) is not Identity for v in value.items.values())
-    content = like(value.order if plain else tuple(value.order), tuple(value.items))
-    if content is None and not any(type(key) is ByIdentity for key in value.items):
+    plain = all(map(is_plain_key, value.keys))
+    content = like(value.keys, copied=plain)
+    if content is None and not any(type(key) is ByIdentity for key in value.keys):
         refuse_to_leave(ep, "a set whose copy would have another order", value)
-    return pool(ep, content) if plain else f"[{expressions(ep, [value.items[key] for key in content or value.order])}]"
+    return pool(ep, content) if plain else f"[{expressions(ep, [value_of_key(ep.tx, key) for key in content or value.keys])}]"
 
 
 # %% [markdown]
@@ -499,7 +500,7 @@ def key_expression(ep, key):
 
 
 def write_set(ep, value, before):
-    if list(value.order) != list(before):
+    if list(value.keys) != list(before):
         target = expression(ep, value)
         ep.writes.append(f"{target}.clear()")
         ep.writes.append(f"{target}.update({set_content(ep, value)})")

@@ -39,7 +39,7 @@ from .tracer import PYTHON, call, globals_of, is_library, location, read_once, u
 from .values import (
     AbstractValue, CellVal, Const, DELETED, DictVal, ListVal, NONE, NULL, SetVal, SliceVal, TupleVal, boolean, const,
     describe)
-from .wrap import keyed, wrap, wrap_constant
+from .wrap import key_of, wrap, wrap_constant
 
 
 # %% [markdown]
@@ -371,7 +371,7 @@ def for_iter(tx, frame, i, iterator):
 instructions({
     "BUILD_TUPLE": lambda tx, frame, i, *items: TupleVal(items=list(items)),
     "BUILD_LIST": lambda tx, frame, i, *items: ListVal(items=list(items)),
-    "BUILD_SET": lambda tx, frame, i, *items: SetVal(items=keyed(tx, items)),
+    "BUILD_SET": lambda tx, frame, i, *items: SetVal(keys={key_of(tx, item) for item in items}),
     "BUILD_SLICE": lambda tx, frame, i, *parts: SliceVal(*(*parts, NONE)[:3]),
     "BUILD_STRING": lambda tx, frame, i, *parts: later(tx, str, joined, parts) or fold(tx, joined, parts),
 })

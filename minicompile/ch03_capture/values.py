@@ -233,7 +233,8 @@ def dict_of(named: dict, **fields) -> DictVal:
 # %% [markdown]
 # A view of a dictionary shows what the dictionary holds at any time, so it only remembers which one it is of. A set
 # is the hardest container, because a program can see in which order it gives its items. This order follows from
-# hashes and from the history of the set, and no description can foretell it. So a real set of the same keys goes along.
+# hashes and from the history of the set, and no description can foretell it. So a set is described by a real set, of the
+# keys that its items have (*Keys*, in `wrap.py`).
 
 # %%
 class ViewVal(Mutable):
@@ -246,26 +247,21 @@ class ViewVal(Mutable):
         return type(getattr(collections.OrderedDict() if self.of.cls is collections.OrderedDict else {}, self.kind)())
 
 
-def like(order, *candidates):
+def like(order, copied=True):
     """What a set is made of, by `set(...)`, that gives its items in the order of the set `order`, and
-    preferably has as much room for more; None when there is no such thing. candidates: other contents to try."""
-    found = [(content, made) for content in (order, tuple(order), *candidates) for made in [set(content)]
-             if list(made) == list(order)]
-    roomy = [content for content, made in found if sys.getsizeof(made) == sys.getsizeof(order)]
-    return next(iter((*roomy, *(content for content, _ in found))), None)
+    preferably has as much room for more; None when no such thing is found. copied: this may be a set."""
+    for contents in ([order, tuple(order)][not copied:], itertools.islice(itertools.permutations(order), 1000)):
+        if alike := [content for content in contents if list(set(content)) == list(order)]:
+            return next((content for content in alike if sys.getsizeof(set(content)) == sys.getsizeof(order)), alike[0])
+    return None
 
 
 class SetVal(Mutable):
-    """set or frozenset. items: key -> value. The order in which a set gives its items depends on all that was ever
-    done to it, so there is one, `order`, of the keys, to which the same is done, and which is asked. As long as nothing
-    changes, that is the object of the program itself."""
-    items: dict = field(default_factory=dict)
+    """set or frozenset. The order in which a set gives its items depends on all that was ever done to it, so the same is done to
+    `keys`, the set of their keys. As long as nothing changes, that is the object of the program itself."""
+    keys: set | frozenset = field(default_factory=set)
     cls: type = set
     real: Any = None
-    order: set | None = None
-
-    def __post_init__(self):
-        self.order = set(self.items.keys()) if self.order is None else self.order
 
 
 # %% [markdown]

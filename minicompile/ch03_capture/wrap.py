@@ -161,8 +161,7 @@ def wrap_constant(tx, result) -> AbstractValue:
         content = result if kind is frozenset else like(result)
         if content is None:
             unsupported(tx, "a set whose copy would have another order")
-        return SetVal(items={r: wrap_constant(tx, r) for r in result}, cls=kind,
-                      order=result if kind is frozenset else set(content))
+        return SetVal(keys=kind(content), cls=kind)
     if kind is slice:
         return SliceVal(*(const(v) for v in (result.start, result.stop, result.step)))
     if isinstance(result, numpy.ndarray):
@@ -335,17 +334,15 @@ def wrap_set(tx, real, kind, source):
             type(item) in CONSTANT_TYPES or isinstance(item, type) for item in real):
         return None
     guard(tx, source, "CONSTANT_MATCH", kind(real))
-    return SetVal(items={item: wrap(tx, item) for item in real}, order=real, cls=kind, real=real, source=source)
+    return SetVal(keys=real, cls=kind, real=real, source=source)
 
 
-def order_of(tx, value: AbstractValue) -> set:
+def order_of(tx, value: SetVal) -> set:
     """The keys in the order in which a set gives them. Equal sets may differ in that, which is guarded when
     somebody asks."""
-    if type(value) is not SetVal:
-        return set()
     if value.real is not None and value.source is not None:
         guard(tx, CallSource(value.source, "__repr__"), "CONSTANT_MATCH", repr(value.real))
-    return value.order
+    return value.keys
 
 # %% [markdown]
 # Methods, partials, slices and cells are small objects made of parts. Each is guarded by its type, and its
@@ -414,12 +411,12 @@ def as_python(tx: Tracer, value: AbstractValue, instead=lambda value: None):
             return items if value.cls is list else value.cls(items, value.items.maxlen)
         return native_new(value.cls)(value.cls, items)
     if kind is SetVal:
-        if all(type(item) is Const for item in value.items.values()):
+        if all(map(is_plain_key, value.keys)):
             content = like(order_of(tx, value))
             if content is None:
                 raise NotConstant
             return value.cls(content)
-        return value.cls([as_python(tx, value.items[key]) for key in value.order])
+        return value.cls([as_python(tx, value_of_key(tx, key)) for key in value.keys])
     if kind is DictVal:
         if value.cls not in (dict, collections.OrderedDict):
             raise NotConstant
@@ -465,7 +462,8 @@ def key_of_real(tx, key, source=None):
 # The rest are keys that are not that simple. An object with a `__hash__` and an `__eq__` of its own is a key whose
 # hash must be computed by the program's code, so `value_key` asks it, by tracing the call. `key_of` gives the key
 # of a value of the trace, for a subscript such as `d[k]`. Here constants, tuples and real objects are their own
-# keys, and what the trace has made itself is a key by identity.
+# keys, and what the trace has made itself is a key by identity. `value_of_key` is the way back: a key knows its value, or `wrap`
+# finds it (`stand_for`).
 
 # %%
 def hashes_by_identity(cls) -> bool:
@@ -484,13 +482,27 @@ def value_key(tx, value) -> ByValue:
 
 
 def value_of_key(tx, key) -> AbstractValue:
-    """The way back, for an equality that is asked: the value that has this key."""
-    if type(key) is tuple:
-        return TupleVal(items=[value_of_key(tx, part) for part in key])
-    if type(key) is frozenset:
-        return SetVal(items={part: value_of_key(tx, part) for part in key}, cls=frozenset)
+    """The value that has this key."""
     real = key.value if type(key) in (ByIdentity, ByValue) else key
-    return real if isinstance(real, AbstractValue) else wrap(tx, real)
+    if isinstance(real, AbstractValue):
+        return real
+    if type(real) is tuple and id(real) not in tx.objects.tracked:
+        return TupleVal(items=[value_of_key(tx, part) for part in real])
+    if type(real) is frozenset and id(real) not in tx.objects.tracked:
+        return SetVal(keys=real, cls=frozenset)
+    return const(real) if type(real) is Identity else wrap(tx, real)
+
+
+def stand_for(tx, real, value: AbstractValue):
+    """An object that the trace has made, for which `wrap` gives this value back."""
+    tx.objects.tracked[id(real)] = value
+    tx.objects.keep.append(real)
+    return real
+
+
+def is_plain_key(key) -> bool:
+    """Whether a key is a constant, or a tuple of such."""
+    return type(key) in CONSTANT_TYPES or type(key) is tuple and all(map(is_plain_key, key))
 
 
 def key_of(tx, value: AbstractValue, among=()):
@@ -501,13 +513,14 @@ def key_of(tx, value: AbstractValue, among=()):
             unsupported(tx, "the id() of an object looked up among numbers")
         return value.value
     if type(value) is TupleVal:
-        inside = [part for key in among if type(key) is tuple for part in key]
-        return tuple(key_of(tx, realize(tx, item), inside) for item in value.items)
+        inside = [part for key in among if isinstance(key, tuple) for part in key]
+        parts = [key_of(tx, realize(tx, item), inside) for item in value.items]
+        return stand_for(tx, native_new(value.cls)(value.cls, parts), value) if parts else ()
     if type(value) in (ObjVal, TensorVal) and value.real is not None:
         captures[-1].told_apart.add(value.cls)
         return key_of_real(tx, value.real)
     if type(value) is SetVal and value.cls is frozenset:
-        return frozenset(value.items)
+        return stand_for(tx, frozenset(value.keys), value)
     if type(value) in (TensorVal, FuncVal) or type(value) is ObjVal and hashes_by_identity(value.cls):
         return ByIdentity(value, id(value))
     if type(value) is ObjVal and python_method(value.cls, "__hash__"):
@@ -537,7 +550,7 @@ def key_in(tx, dictionary: DictVal, value: AbstractValue):
     if dictionary.of_hooks:
         guard_keys(tx, dictionary)
     key = key_of(tx, value, dictionary.items)
-    if type(key) in (ByIdentity, tuple) and key in dictionary.items:
+    if isinstance(key, (ByIdentity, tuple)) and key in dictionary.items:
         key_of(tx, realize(tx, dictionary.items[key][0]))
     elif objects := objects_in_key(key):
         known = {id(o): constant_source(tx, o) for o in objects_in_key(tuple(dictionary.items)) if source_of_object(tx, o) is None}
@@ -548,21 +561,13 @@ def key_in(tx, dictionary: DictVal, value: AbstractValue):
 
 def objects_in_key(key) -> list:
     """The real objects in a key that are told apart by identity."""
-    if type(key) is tuple:
+    if isinstance(key, tuple):
         return [o for part in key for o in objects_in_key(part)]
     return [key.value] if type(key) is ByIdentity and not isinstance(key.value, AbstractValue) else []
 
 
 def source_of_object(tx, real) -> Source | None:
     return tx.objects.tracked[id(real)].source if id(real) in tx.objects.tracked else None
-
-
-def keyed(tx, values) -> dict:
-    """The items of a set of `values`: of equal ones, the first."""
-    found = {}
-    for value in values:
-        found.setdefault(key_of(tx, value), value)
-    return found
 
 
 def guard_keys(tx, value: ListVal | DictVal):

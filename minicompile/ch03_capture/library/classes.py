@@ -34,7 +34,7 @@ from ..protocol import METHODS
 from ..tracer import constant_source, unsupported
 from ..values import (
     AbstractValue, BuiltinVal, CellVal, Const, DictVal, FuncVal, NONE, ObjVal, TupleVal, const, describe, dict_of)
-from ..wrap import as_python, wrap
+from ..wrap import as_python, stand_for, wrap
 
 METACLASSES = (type, abc.ABCMeta)
 METACLASSES_OF_LIBRARY = (enum.EnumMeta, type(typing.TypedDict("_", {})), typing.NamedTupleMeta)
@@ -76,9 +76,7 @@ def stand_in(tx, value: AbstractValue):
     if isinstance(value, ObjVal) and any(lookup(value.cls, n) is not MISSING for n in (
             "__get__", "__set__", "__set_name__")):
         unsupported(tx, "a descriptor in a class of the trace")
-    tx.objects.tracked[id(real)] = value
-    tx.objects.keep.append(real)
-    return real
+    return stand_for(tx, real, value)
 
 
 # %% [markdown]

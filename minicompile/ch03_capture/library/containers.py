@@ -28,7 +28,7 @@ from ..values import (
     Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, TRUE,
     TracebackVal, TupleVal, ViewVal, boolean, const, describe, is_class)
 from ..varying import varies_in
-from ..wrap import as_python, entries, guard_keys, key_of, keyed, order_of, realize
+from ..wrap import as_python, entries, guard_keys, key_of, order_of, realize, value_of_key
 
 
 # %% [markdown]
@@ -208,32 +208,21 @@ for _name in (*(f"__{name}__" for name in COMPARISONS), "isdisjoint"):
 
 # %% [markdown]
 # Of 1 and True, which are equal, `d.keys() & {True}` gives that of the other operand, and `d.keys() | {True}` its own. Such rules are
-# for Python to know. So its operator is called on a view of a real dictionary, and what is in the result is found again by identity
-# (`identities`: the pairs in a view are made when one looks).
+# for Python to know. So its operator is called on a view of a real dictionary of keys.
 
 # %%
-def set_operand(tx, value) -> tuple:
-    """What stands for a value where Python combines sets, and the values by their keys."""
-    if type(value) is SetVal:
-        return order_of(tx, value), value.items
-    found = keyed(tx, unpack(tx, value))
-    kind = value.kind if type(value) is ViewVal else None
-    return dict.fromkeys(found).keys() if kind == "keys" else dict(found.keys()).items() if kind == "items" else list(found), found
-
-
-def identities(key):
-    return tuple(map(id, key)) if type(key) is tuple else id(key)
-
-
 def view_operator(name, combine):
     """combine: the operator, given the view and the other operand in their order."""
     @method(ViewVal, name)
     def operate(tx, self, other):
         if self.kind != "values":
-            (view, mine), (rest, others) = set_operand(tx, self), set_operand(tx, other)
-            known = {identities(key): value for key, value in (*others.items(), *mine.items())}
-            keys = combine(view, rest)
-            return SetVal(items={key: known[identities(key)] for key in keys}, order=keys)
+            return SetVal(keys=combine(view_of_keys(tx, self), view_of_keys(tx, other)))
+
+
+def view_of_keys(tx, value):
+    """What stands for a value where Python combines views."""
+    keys, kind = keys_of(tx, value), value.kind if type(value) is ViewVal else None
+    return dict.fromkeys(keys).keys() if kind == "keys" else dict(keys).items() if kind == "items" else keys
 
 
 for _name in SET_OPERATORS:
@@ -350,21 +339,21 @@ def dict_move_to_end(tx, self, key, last=TRUE):
 # %% [markdown]
 # ## set
 #
-# Which keys a set operation gives is for Python to say: its own method is called on the keys. The values behind
-# them are found again in the operands.
-#
-# A `SetVal` has two parts. `items` maps keys to the values of the trace, and `order` is a *real* set of the same
-# keys. The methods run on the real set. So what `a & b` contains, and in which order an iteration will meet it, is
-# not computed by rules of ours. `known` finds the value behind each key of the result. (Two equal keys may be
-# different objects, 1 and True for example, so it is found by identity.)
+# A `SetVal` is a *real* set of keys, and the methods run on that. So what `a & b` contains, and in which order an iteration will
+# meet it, is not computed by rules of ours.
 
 # %%
+def keys_of(tx, value):
+    """What stands for a value where Python's own methods of sets take it."""
+    if type(value) is SetVal:
+        return order_of(tx, value)
+    keys = [key_of(tx, item) for item in unpack(tx, value)]
+    return dict.fromkeys(keys) if type(value) is DictVal else keys
+
+
 def set_of(tx, value, cls=set) -> SetVal:
     """set(value)"""
-    if type(value) is SetVal:
-        return SetVal(items=value.items.copy(), order=set(order_of(tx, value)), cls=cls)
-    items = keyed(tx, unpack(tx, value))
-    return SetVal(items=items, order=set(items if type(value) is DictVal else items.keys()), cls=cls)
+    return SetVal(keys=set(keys_of(tx, value)), cls=cls)
 
 
 def set_method(name, changes=False):
@@ -376,19 +365,16 @@ def set_method(name, changes=False):
             return None
         if changes:
             touch(tx, self)
-        sets = [v if type(v) is SetVal else set_of(tx, v) for v in others]
-        known = {id(key): value for v in (*sets, self) for key, value in v.items.items()}   # equal keys: Python keeps either
         with user_errors():
-            keys = getattr(self.order, name)(*(
-                v.order if type(v) is SetVal else s.items if type(v) is DictVal else list(s.items) for v, s in zip(others, sets)))
+            keys = getattr(self.keys, name)(*(v.keys if type(v) is SetVal else keys_of(tx, v) for v in others))
         if isinstance(keys, bool):
             return boolean(keys)
         for v in (self, *others):
-            order_of(tx, v)
+            if type(v) is SetVal:
+                order_of(tx, v)
         if changes:
-            self.items = {key: known[id(key)] for key in self.order}
             return self if operator else None
-        return SetVal(items={key: known[id(key)] for key in keys}, order=keys, cls=self.cls)
+        return SetVal(keys=keys, cls=self.cls)
 
 
 for _name in ("union", "intersection", "difference", "symmetric_difference", "issubset", "issuperset", "isdisjoint",
@@ -400,54 +386,40 @@ for _name in ("update", "intersection_update", "difference_update", "symmetric_d
 
 
 # %% [markdown]
-# Methods that change one item keep two things in step: `items`, from a key that can be hashed to the value, and
-# `order`, a real set of these keys, which gives items in the order in which Python's own set would. `touch` tells the
-# side effects that the set has changed.
+# A method that changes one item does the same to its key, where there is something to change: `touch` tells the side effects that
+# the set has changed, and takes a copy.
 
 # %%
-@method(SetVal, "add")
-def set_add(tx, self, item):
-    key = key_of(tx, item, self.items)
-    if key not in self.items:
-        touch(tx, self)
-        self.items[key] = item
-        self.order.add(key)
+def changes_one(name):
+    @method(SetVal, name)
+    def apply(tx, self, item):
+        key = key_of(tx, item, self.keys)
+        if name == "remove" and key not in self.keys:
+            user_error(KeyError, item)
+        if (key in self.keys) != (name == "add"):
+            touch(tx, self)
+            getattr(self.keys, name)(key)
 
 
-@method(SetVal, "discard")
-def set_discard(tx, self, item):
-    key = key_of(tx, item, self.items)
-    if key in self.items:
-        touch(tx, self)
-        del self.items[key]
-        self.order.discard(key)
-
-
-@method(SetVal, "remove")
-def set_remove(tx, self, item):
-    if key_of(tx, item, self.items) not in self.items:
-        user_error(KeyError, item)
-    set_discard(tx, self, item)
-
-
+for _name in ("add", "discard", "remove"):
+    changes_one(_name)
 in_turn(SetVal, "update", "add")
 in_turn(SetVal, "difference_update", "discard")
 
 
 @method(SetVal, "pop")
 def set_pop(tx, self):
-    if not self.items:
+    if not self.keys:
         user_error(KeyError, "pop from an empty set")
     order_of(tx, self)
     touch(tx, self)
-    return self.items.pop(self.order.pop())
+    return value_of_key(tx, self.keys.pop())
 
 
 @method(SetVal, "clear")
 def set_clear(tx, self):
     touch(tx, self)
-    self.items.clear()
-    self.order.clear()
+    self.keys.clear()
 
 
 @method(SetVal, "copy", "__copy__")

@@ -38,11 +38,11 @@ from ..wrap import as_python, counted, entries, guard_keys, has_number, key_in, 
 for _kind in (TupleVal, ListVal, DictVal):
     METHODS[_kind, "__len__"] = lambda tx, self: const(len(counted(tx, self)))
 METHODS.update({
-    (SetVal, "__len__"): lambda tx, self: const(len(self.items)),
+    (SetVal, "__len__"): lambda tx, self: const(len(self.keys)),
     (ViewVal, "__len__"): lambda tx, self: const(len(entries(tx, self.of))),
     (ListVal, "__contains__"): lambda tx, self, item: boolean(any(equal(tx, v, item) for v in values_of(tx, self))),
-    (SetVal, "__contains__"): lambda tx, self, item: is_among(tx, self.items, item) or boolean(
-        key_of(tx, item, self.items) in self.items),
+    (SetVal, "__contains__"): lambda tx, self, item: is_among(tx, self.keys, item) or boolean(
+        key_of(tx, item, self.keys) in self.keys),
     (ViewVal, "__contains__"): lambda tx, self, item: boolean(contains(tx, self.of, item)) if self.kind == "keys" else NotImplemented,
     (Const, "__contains__"): lambda tx, self, item: fold(tx, operator.contains, [self, item]),
     (TensorVal, "__contains__"): lambda tx, self, item: unsupported(tx, "`in` of a tensor"),

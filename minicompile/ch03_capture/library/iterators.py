@@ -20,7 +20,7 @@ from ..subscripts import get_item
 from ..tensors import call_tensor_method, emit
 from ..tracer import unsupported
 from ..values import Const, DictVal, GenVal, IterVal, ListVal, ObjVal, SetVal, TensorVal, TupleVal, ViewVal, const
-from ..wrap import counted, entries, order_of, realize, wrap
+from ..wrap import counted, entries, order_of, realize, value_of_key, wrap
 
 
 @METHODS.of((TupleVal, "__iter__"), (ListVal, "__iter__"))
@@ -46,7 +46,7 @@ def shown_by(value) -> ViewVal:
 @method(SetVal, "__iter__")
 def iterate_set(tx, self):
     keys = list(order_of(tx, self))
-    return IterVal(it=members(self), over=self, unchanged=lambda: list(self.order) == keys)
+    return IterVal(it=members(tx, self), over=self, unchanged=lambda: list(self.keys) == keys)
 
 
 @method(TensorVal, "__iter__")
@@ -124,15 +124,15 @@ def may_go_on(iterator) -> bool:
         return False
 
 
-def members(value):
-    """The items of a SetVal. The first change may replace the `order` that is iterated over by a copy."""
-    order = value.order
-    for key in natively(iter(order)):
-        if len(value.order) != len(order):
+def members(tx, value):
+    """The items of a SetVal. The first change may replace the `keys` that are iterated over by a copy."""
+    keys = value.keys
+    for key in natively(iter(keys)):
+        if len(value.keys) != len(keys):
             break
-        if key in value.items:
-            yield value.items[key]
-    if len(value.order) != len(order):
+        if key in value.keys:
+            yield value_of_key(tx, key)
+    if len(value.keys) != len(keys):
         user_error(RuntimeError, "Set changed size during iteration")
 
 
