@@ -33,7 +33,7 @@ from ..operations import binary, fold, later, printed, specialize
 from ..protocol import METHODS, method, special
 from ..tracer import answer, bases, call, location, plain_python, unsupported
 from ..values import (
-    CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal, PartialVal, SliceVal,
+    AbstractValue, CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal, PartialVal, SliceVal,
     SuperVal, SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, const, describe, is_class, is_unseen)
 from ..varying import computed
 from ..wrap import as_python, guard_keys, is_made_per_call, wrap
@@ -309,97 +309,86 @@ HANDLED.update({
 # %% [markdown]
 # ## Iterators
 #
-# `itertools` is written in C, but it does not care what it iterates over: values will do.
+# `itertools` is written in C, but it does not care what it iterates over: values will do. So the real function is called, and is as
+# lazy as it is in the program: a value is made when somebody asks for it. `TAKES` says, argument by argument, what stands for a value
+# there: a Python iterator over the *values* of an iterable (`values_of`), a Python function that calls a traced one (`function_of`), a
+# number. `as_value` is the way back, for an iterator item by item.
 
 # %%
-def rows(tx, tuples):
-    """An iterator whose items are tuples of values, as values."""
-    return IterVal(it=natively(TupleVal(items=list(row)) for row in tuples))
-
-
-def values_of_each(tx, sequences):
-    return [values_of(tx, s) for s in sequences]
-
-
 def function_of(tx, function, default=None):
     """The traced function as a Python function of values; `default` stands for None, if None may be given."""
     return default if function is NONE and default is not None else lambda *args: call(tx, function, list(args))
 
 
+def test_of(tx, function):
+    keep = function_of(tx, function, lambda v: v)
+    return lambda v: truth(tx, keep(v))
+
+
+def as_value(tx, made) -> AbstractValue:
+    """What Python made of values."""
+    if isinstance(made, (AbstractValue, Deputy)):
+        return made.value if type(made) is Deputy else made
+    if type(made) is tuple:
+        return TupleVal(items=[as_value(tx, part) for part in made])
+    return IterVal(it=natively(as_value(tx, item) for item in made)) if hasattr(made, "__next__") else const(made)
+
+
+TAKES = {"iterable": values_of, "function": function_of, "test": test_of, "value": lambda tx, v: v, "number": lambda tx, v: v.value,
+         "tests": lambda tx, v: (truth(tx, item) for item in values_of(tx, v)),
+         "rows": lambda tx, v: (unpack(tx, row) for row in values_of(tx, v)),
+         "iterables": lambda tx, v: (values_of(tx, one) for one in values_of(tx, v))}
+
+
+def on_values(function, takes):
+    """The handler of a function that may run on values. takes: what its arguments are; the last word is for the rest of them, too."""
+    words = takes.split()
+
+    def handler(tx, *args, **named):
+        args = [TAKES[word](tx, a) for word, a in zip(itertools.chain(words, itertools.repeat(words[-1])), args)]
+        with user_errors():
+            return as_value(tx, function(*args, **{k: v if k == "fillvalue" else v.value for k, v in named.items()}))
+    return handler
+
+
+HANDLED.update({function: on_values(function, takes) for function, takes in {
+    zip: "iterable", map: "function iterable", filter: "test iterable", itertools.filterfalse: "test iterable",
+    itertools.takewhile: "test iterable", itertools.dropwhile: "test iterable", itertools.starmap: "function rows",
+    itertools.chain: "iterable", itertools.chain.from_iterable: "iterables", itertools.cycle: "iterable", itertools.pairwise: "iterable",
+    itertools.zip_longest: "iterable", itertools.product: "iterable", itertools.compress: "iterable tests",
+    itertools.count: "number", itertools.repeat: "value number", itertools.islice: "iterable number", itertools.tee: "iterable number",
+    itertools.combinations: "iterable number", itertools.permutations: "iterable number",
+    itertools.combinations_with_replacement: "iterable number"}.items()})
+
+
 # %% [markdown]
-# Two helpers serve all of these. `values_of` gives a Python iterator over the *values* of an iterable, and
-# `function_of` a Python function that calls a traced one. With them the real `itertools.accumulate` runs on
-# values, calls the program's function by tracing it, and is as lazy as it is in the program: a value is made when
-# somebody asks for it.
+# `accumulate` adds by the operator of the program, `groupby` compares keys by its `==`, so these are deputies.
 
 # %%
+@handles(itertools.accumulate)
+def accumulated(tx, iterable, func=NONE, *, initial=NONE):
+    add = function_of(tx, func, lambda a, b: binary(tx, "+", a, b))
+    return as_value(tx, itertools.accumulate(values_of(tx, iterable), add, initial=None if initial is NONE else initial))
+
+
+@handles(itertools.groupby)
+def grouped(tx, iterable, key=NONE):
+    measure = function_of(tx, key, lambda v: v)
+    return as_value(tx, itertools.groupby(values_of(tx, iterable), lambda v: Deputy(tx, measure(v))))
+
+
 @handles(next)
 def take_next(tx, iterator, default=None):
     return next_value(tx, iterator) or default or stop_iteration(*result_of(iterator))
 
 
-@handles(enumerate)
-def enumerated(tx, items, start=ZERO):
-    return rows(tx, ((binary(tx, "+", start, const(i)), v) for i, v in enumerate(values_of(tx, items))))
-
-
-def by_test(function):
-    """`filter(test, items)` and its like."""
-    def handler(tx, test, items):
-        keep = function_of(tx, test, lambda v: v)
-        return IterVal(it=(v for v in function(lambda v: truth(tx, keep(v)), values_of(tx, items))))
-    return handler
-
-
-HANDLED.update({f: by_test(f) for f in (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)})
-
-
-@handles(itertools.accumulate)
-def accumulated(tx, items, function=NONE, *, initial=None):
-    add = function_of(tx, function, lambda a, b: binary(tx, "+", a, b))
-    return IterVal(it=itertools.accumulate(values_of(tx, items), add, initial=initial))
-
-
-@handles(itertools.islice)
-def sliced(tx, items, *bounds):
-    with user_errors():
-        return IterVal(it=itertools.islice(values_of(tx, items), *(b.value for b in bounds)))
-
-
 HANDLED.update({
     len: length,
-    zip: lambda tx, *sequences, strict=FALSE: rows(tx, zip(*values_of_each(tx, sequences), strict=strict.value)),
-    map: lambda tx, function, first, *others: IterVal(
-        it=map(function_of(tx, function), *values_of_each(tx, (first, *others)))),
+    enumerate: lambda tx, iterable, start=ZERO: as_value(
+        tx, ((binary(tx, "+", start, const(i)), v) for i, v in enumerate(values_of(tx, iterable)))),
     sorted: lambda tx, items, *, key=NONE, reverse=FALSE: ListVal(
         items=sort_values(tx, unpack(tx, items), key, reverse)),
-    itertools.chain: lambda tx, *sequences: IterVal(it=itertools.chain(*values_of_each(tx, sequences))),
-    itertools.chain.from_iterable: lambda tx, sequences: IterVal(
-        it=itertools.chain.from_iterable(values_of(tx, s) for s in values_of(tx, sequences))),
-    itertools.count: lambda tx, start=ZERO, step=const(1): IterVal(
-        it=(const(i) for i in itertools.count(start.value, step.value))),
-    itertools.repeat: lambda tx, item, times=None: IterVal(
-        it=itertools.repeat(item) if times is None else itertools.repeat(item, times.value)),
-    itertools.cycle: lambda tx, items: IterVal(it=itertools.cycle(values_of(tx, items))),
-    itertools.pairwise: lambda tx, items: rows(tx, itertools.pairwise(values_of(tx, items))),
-    itertools.starmap: lambda tx, function, items: IterVal(
-        it=(call(tx, function, unpack(tx, row)) for row in values_of(tx, items))),
-    itertools.zip_longest: lambda tx, *sequences, fillvalue=NONE: rows(
-        tx, itertools.zip_longest(*values_of_each(tx, sequences), fillvalue=fillvalue)),
 })
-
-
-def combinatoric(function):
-    """`itertools.combinations(items, 2)`: whole numbers are passed on, everything else is unpacked."""
-    def handler(tx, *args, **kwargs):
-        plain = [a.value if type(a) is Const and type(a.value) is int else unpack(tx, a) for a in args]
-        with user_errors():
-            return rows(tx, function(*plain, **{k: v.value for k, v in kwargs.items()}))
-    return handler
-
-
-for _function in (itertools.product, itertools.combinations, itertools.permutations, itertools.combinations_with_replacement):
-    HANDLED[_function] = combinatoric(_function)
 
 
 # %% [markdown]

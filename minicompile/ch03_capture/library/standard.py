@@ -21,7 +21,6 @@ import functools
 import heapq
 import importlib
 import inspect
-import itertools
 import json
 import logging
 import operator
@@ -44,10 +43,10 @@ from ..calls import BY_CODE, HANDLED, REAL_CALLS, handles, inline_code, inline_f
 from ..effects import effect_free
 from ..exceptions import user_error, user_errors
 from ..interpreter import handled_exception, read_cell, read_local, unless_raised
-from ..iterate import iterate, unpack, values_of
+from ..iterate import iterate, unpack
 from ..lookup import MISSING, captures, python_method
 from ..methods import call_method
-from ..comparisons import Deputy, equal, truth
+from ..comparisons import equal
 from ..operations import fold
 from ..protocol import METHODS, method, special
 from ..subscripts import contains, set_item
@@ -56,7 +55,7 @@ from ..values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NONE, NotConstant,
     ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, is_class)
 from ..wrap import key_of, part, realize, refuse_unhashable, wrap
-from .builtins_ import folded, function_of, refused
+from .builtins_ import folded, refused
 
 
 # %% [markdown]
@@ -75,29 +74,9 @@ METHODS[SliceVal, "indices"] = lambda tx, self, length: fold(tx, slice.indices, 
 
 
 # %% [markdown]
-# ## Iterators and functions of functions
-#
-# These work as the iterators of `builtins_.py` do: the real function runs on values. `groupby` compares keys with
-# `==`, which has to be the program's, so the keys are deputies.
+# ## Functions of functions
 
 # %%
-@handles(itertools.tee)
-def make_tee(tx, items, n=const(2)):
-    copies = itertools.tee(values_of(tx, items), n.value)
-    return TupleVal(items=[IterVal(it=(v for v in one)) for one in copies])
-
-
-@handles(itertools.groupby)
-def make_groupby(tx, items, key=NONE):
-    measure = function_of(tx, key, lambda v: v)
-    groups = itertools.groupby(values_of(tx, items), lambda v: Deputy(tx, measure(v)))
-    return IterVal(it=(TupleVal(items=[k.value, IterVal(it=(v for v in group))]) for k, group in groups))
-
-
-HANDLED[itertools.compress] = lambda tx, items, selectors: IterVal(it=(
-    v for v, s in zip(values_of(tx, items), values_of(tx, selectors)) if truth(tx, s)))
-
-
 def called_until(tx, function, sentinel):
     while not equal(tx, value := call(tx, function, []), sentinel):
         yield value
