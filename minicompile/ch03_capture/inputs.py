@@ -34,10 +34,10 @@ def placeholder_name(source: Source) -> str:
 
 # %% [markdown]
 # `wrap_tensor` does this for one tensor. First it refuses what no fake can stand for: subclasses, sparse and
-# quantized tensors, and those that a transform of `torch.func` has wrapped. (A tensor without a source was made at compile
-# time, and gets one in the entry's tuple of constants.) Then it decides which dimensions vary, writes the guard on the
-# metadata, with exactly these dimensions left open, and makes the fake, with a symbol in each of them. The placeholder and the
-# fake go into a `TensorVal`, and `of_fake` leads from a fake back to it, for whoever meets only the fake, as the
+# quantized tensors, those that a transform of `torch.func` has wrapped, and one whose gradient has another shape (`other_shape`).
+# (A tensor without a source was made at compile time, and gets one in the entry's tuple of constants.) Then it decides which dimensions
+# vary, writes the guard on the metadata, with exactly these dimensions left open, and makes the fake, with a symbol in each of them.
+# The placeholder and the fake go into a `TensorVal`, and `of_fake` leads from a fake back to it, for whoever meets only the fake, as the
 # gradients of chapter 12 do. Marks of `mark_dynamic` with limits are asked about at the end, since a question about a symbol
 # is what makes a guard.
 
@@ -50,6 +50,8 @@ def wrap_tensor(tx, real, source):
         unsupported(tx, f"a tensor of layout {what}")
     if not has_memory(real):
         unsupported(tx, "a tensor that a transform of torch.func has wrapped")
+    if real.requires_grad and other_shape(real):
+        unsupported(tx, "a tensor that was given memory of another shape, while its gradient has the old one")
     if source is None:
         source = constant_source(tx, real)
     dynamic, steps = dynamic_dims(tx, real, source), dynamic_strides(tx, real, source)
@@ -70,6 +72,13 @@ def wrap_tensor(tx, real, source):
         if isinstance(size, torch.SymInt):           # to ask is to guard
             bool(size >= low), high is None or bool(size <= high)
     return value
+
+
+def other_shape(real: torch.Tensor) -> bool:
+    """Has an assignment to `data` left a tensor with a history of another shape? The engine asks for gradients of that shape. A view is
+    not asked, since a question for its history may change what autograd says next."""
+    node = None if real._is_view() else real.grad_fn
+    return node is not None and tuple(node._input_metadata[real.output_nr].shape) != tuple(real.shape)
 
 
 # %% [markdown]

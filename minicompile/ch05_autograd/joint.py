@@ -101,6 +101,7 @@ class Joint:
     hidden: list[int] = field(default_factory=list)     # of those, the ones written through `.data` only
     symbols: dict[str, int] = field(default_factory=dict)   # the input that each size or float is
     exposed: set[str] = field(default_factory=set)      # placeholders that may be written before backward
+    viewed: set[int] = field(default_factory=set)       # inputs, but for parameters, of which eager's derivatives have saved views only
     windows: set[int] = field(default_factory=set)      # results that are parts of larger memory in eager
     watched: dict[int, set[int]] = field(default_factory=dict)      # see `saved_after_writing`
     overlaps: list[set[int]] = field(default_factory=list)          # see `overlapping`
@@ -316,9 +317,9 @@ def record_inputs(recorder: Recorder, gm: fx.GraphModule, fakes: Sequence) -> tu
 # `trace_joint` runs the captured graph on these inputs, and then the engine, under one recorder. In between it asks what is
 # only known there. Each node so far was `asked` for by the program, what follows is the engine's. Which inputs have been
 # written: those whose history or version has changed. Their final contents are returned besides the results. What eager would
-# have saved of the inputs (`kept`), which written inputs a formula has saved (`watched`), which outputs share a part of their
-# history (`overlaps`), and whether anything is saved at all (`once`) decides what the region must refuse or copy at run time
-# (`region.py`). Last, `_record_backward` asks the engine for the gradients of all leaves, with one tangent for each
+# have saved of the inputs (`kept`; where not the tensor itself, `viewed`), which written inputs a formula has saved (`watched`), which
+# outputs share a part of their history (`overlaps`), and whether anything is saved at all (`once`) decides what the region must refuse
+# or copy at run time (`region.py`). Last, `_record_backward` asks the engine for the gradients of all leaves, with one tangent for each
 # differentiable output.
 
 # %%
@@ -346,7 +347,8 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
                    if isinstance(e, torch.Tensor) and e.grad_fn is not history[i]]
         returned = results + [entries[i] for i in written]
         raise_kept_errors(returned)
-        kept = memory_kept(returned)
+        saved = saved_fakes(returned)
+        kept = memory_kept(saved)
         differentiable = [i for i, t in enumerate(returned) if t.requires_grad]
         changed = {i: e for i, e in enumerate(entries) if isinstance(e, torch.Tensor) and
                    e._version != versions[i]}
@@ -358,9 +360,12 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
     parameters = {n.name for n in gm.graph.find_nodes(op="placeholder") if n.meta.get("parameter")}
     exposed = {n.name for n, e in zip(recorder.graph.find_nodes(op="placeholder"), entries)
                if isinstance(e, torch.Tensor) and storage_key(e) not in kept and n.name not in parameters}
+    whole = {id(t) for t in saved}
+    viewed = {i for node, i in position.items() if isinstance(entries[i], torch.Tensor) and id(entries[i]) not in whole
+              and node.name not in parameters}
     joint = Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [], recipes,
-                  places_of(recipes, outputs), symbols=_symbols(entries), exposed=exposed, watched=watched, overlaps=overlaps,
-                  calls=sum(map(computes, recorded.graph.nodes)))
+                  places_of(recipes, outputs), symbols=_symbols(entries), exposed=exposed, viewed=viewed, watched=watched,
+                  overlaps=overlaps, calls=sum(map(computes, recorded.graph.nodes)))
     joint = _finish(recorded, joint, entries, returned)
     joint.hidden = [i for i in joint.copied if entries[i]._version == versions[i]]
     return joint
@@ -383,18 +388,21 @@ def saved_after_writing(changed: dict, kept: dict, outputs: list) -> dict[int, s
     def saved(fake, memory):
         return fake._version in memory.get(storage_key(fake), ())
     changed = {i: fake for i, fake in changed.items() if saved(fake, kept)}
-    memory = [memory_kept([t]) for t in outputs] if changed else []
+    memory = [memory_kept(saved_fakes([t])) for t in outputs] if changed else []
     return {i: {k for k, own in enumerate(memory) if saved(fake, own)} for i, fake in changed.items()}
 
 
-def memory_kept(outputs: Sequence) -> dict[int, set[int]]:
-    """The storages of all tensors that the derivatives of `outputs` have saved, each with the versions that
+def saved_fakes(outputs: Sequence) -> list[FakeTensor]:
+    """The tensors that the derivatives of `outputs` have saved."""
+    return [t for node in history_of(outputs) for t in saved_by(node) if isinstance(t, FakeTensor)]
+
+
+def memory_kept(saved: Sequence) -> dict[int, set[int]]:
+    """The storages of all tensors that derivatives have saved, each with the versions that
     these tensors are at (`x.data` counts its versions apart from `x`)."""
     found = {}
-    for node in history_of(outputs):
-        for t in saved_by(node):
-            if isinstance(t, FakeTensor):
-                found.setdefault(storage_key(t), set()).add(t._version)
+    for t in saved:
+        found.setdefault(storage_key(t), set()).add(t._version)
     return found
 
 

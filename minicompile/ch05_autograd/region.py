@@ -140,6 +140,10 @@ def layout_of(t: torch.Tensor, form="of the output") -> tuple:
 # Then the tensors are fetched by way of a hook, and their versions are compared here. So are those of the
 # inputs that are watched (`saved_after_writing`), by way of an alias.
 #
+# `x.data = other` is no write: it takes the memory of `x` away. A formula that has saved `x` itself finds the new memory there, and one
+# that has saved a view of it, as a product of `x.t()` does, the old. So where eager saves views of an input only, an alias of it is saved
+# here (`alias_of`). Parameters are many, and are saved as they are.
+#
 # One region may hold what are several graphs in eager: `d_loss.backward()` frees one of them, and then comes
 # `g_loss.backward()`. What is needed for outputs whose graphs were not touched (`overlapping`) is kept. A product saves its
 # factors for eager's backward, also where one is a number that is a part of our kernel. Then a second backward raises, and so
@@ -204,6 +208,11 @@ def hidden(saved: list, seen: list) -> list:
     return [s.detach() if isinstance(s, torch.Tensor) and not s.requires_grad and id(s) in seen else s for s in saved]
 
 
+def alias_of(x: torch.Tensor) -> torch.Tensor:
+    """`x` with its memory of now, its history and its version counter."""
+    return with_grad_mode(True, x.view_as, x) if x.requires_grad else x.detach()
+
+
 def sharing_memory(saved: list, others: list) -> set[int]:
     """Positions of the saved tensors that share memory with one another or with one of `others`."""
     keys = [t.untyped_storage()._cdata if isinstance(t, torch.Tensor) else None for t in [*saved, *others]]
@@ -240,6 +249,7 @@ class Region:
         self.order = {i: place for place, i in enumerate(i for i in range(len(saved)) if i not in self.numbers)}
         self.shared: set[int] | None = None      # saved values with memory in common; the first call knows
         self.inference: list[int] = []           # saved values that are inference tensors, as guards say of all calls
+        self.aliased = [k for k, i in enumerate(saved) if i in joint.viewed]
         self.anchored, self.again = anchored and len(again.needed) > 0, again
         inputs = [n.meta["val"] for n in joint.gm.graph.find_nodes(op="placeholder") if "tangent" not in n.meta]
         self.inputs = Inputs(inputs, saved, again)
@@ -270,6 +280,8 @@ def run_forward(region: Region, ctx, *inputs):
         region.inference = [i for i, s in enumerate(saved) if isinstance(s, torch.Tensor) and s.is_inference()]
     if region.inference:                        # autograd does not save these: in eager, it is what was made of them that is saved
         saved = [s.clone() if i in region.inference else s for i, s in enumerate(saved)]
+    if region.aliased:
+        saved = [alias_of(s) if i in region.aliased else s for i, s in enumerate(saved)]
     ctx.hooked = hooks_see()
     if len(region.every) > 1:
         saved = hidden(saved, [*inputs, *(outputs[i] for i in region.plain)])

@@ -8,7 +8,8 @@
 #
 # Two things of a tensor survive the assignment, which is why it is taken only where they do not matter. A view stays a view of
 # its base, and what has a history keeps it; these, and memory of another form, are graph breaks. And a derivative that has saved the
-# tensor itself finds the new numbers there, as eager's does, while a graph computes with the old ones (`refuse_former`).
+# tensor itself finds the new numbers there, as eager's does, while a graph computes with the old ones (`refuse_former`; where the
+# assignment is a break, no graph is left that could: `is_saved`).
 
 # %%
 from dataclasses import dataclass, field
@@ -20,9 +21,10 @@ from ..ch01_graphs.graph import known_history
 from ..ch02_guards.sources import CallSource
 from ..ch03_capture.epilogue import AHEAD, ENDINGS, expression, output_text, pool, refuse_to_leave
 from ..ch03_capture.tensors import TENSOR_ATTRIBUTES, emit, rename_tensor
-from ..ch03_capture.tracer import Tracer, call, notes_of, unsupported
+from ..ch03_capture.tracer import Tracer, call, location, notes_of, unsupported
 from ..ch03_capture.values import AbstractValue, MethodName, TensorVal, const, describe
 from ..ch05_autograd.joint import saved_by
+from ..errors import SkipFrame
 from .slots import SETTERS, guard_apart
 
 
@@ -47,13 +49,22 @@ def obstacle(tx: Tracer, tensor: TensorVal, value: TensorVal) -> str | None:
     return None
 
 
+def is_saved(tx: Tracer, tensor: TensorVal) -> bool:
+    """Has a derivative of this trace saved the tensor itself, and not a view of it?"""
+    history = set().union(*[known_history(value.fake) for value in tx.tensors.of_fake.values()])
+    return any(fake is tensor.fake for node in history for fake in saved_by(node))
+
+
 @SETTERS.of("data")
 def set_data(tx: Tracer, tensor: TensorVal, value: AbstractValue | None):
     """tensor.data = value"""
     if type(value) is not TensorVal:
         return NotImplemented
     if reason := obstacle(tx, tensor, value):
-        unsupported(tx, f"setting the attribute data of {describe(tensor)}: {reason}")
+        reason = f"setting the attribute data of {describe(tensor)}: {reason}"
+        if is_saved(tx, tensor):
+            raise SkipFrame(f"{reason}, and a derivative has saved it", location(tx))
+        unsupported(tx, reason)
     notes, given = notes_of(tx, Memories), TENSOR_ATTRIBUTES["data"](tx, value)
     now = call(tx, MethodName(self=emit(tx, getattr, [given, const("data")]), name="requires_grad_"), []) \
         if tensor.fake.requires_grad else given
@@ -72,14 +83,14 @@ def set_data(tx: Tracer, tensor: TensorVal, value: AbstractValue | None):
 
 # %%
 def on_former(tx: Tracer, history) -> TensorVal | None:
-    """A tensor that has other memory by now, if a node of `history` accumulates into its former self, or has saved it."""
-    former = notes_of(tx, Memories).former
+    """A tensor that has other memory by now, if a node of `history` accumulates into its former self. If one has saved that: SkipFrame."""
+    former, found = notes_of(tx, Memories).former, None
     for node in history if former else ():
-        ends = [node.variable] if type(node).__name__ == "AccumulateGrad" else saved_by(node)
-        for fake in ends:
-            if id(fake) in former:
-                return former[id(fake)][0]
-    return None
+        if type(node).__name__ == "AccumulateGrad" and id(node.variable) in former:
+            found = former[id(node.variable)][0]
+        for tensor, _ in [former[id(fake)] for fake in saved_by(node) if id(fake) in former]:
+            raise SkipFrame(f"a derivative has saved {describe(tensor)}, whose attribute data was set since", location(tx))
+    return found
 
 
 def refuse_former(ep) -> list[str]:
