@@ -36,8 +36,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
 EXACT = (0, 1, -1, math.inf, -math.inf)            # float32 values that every half type has
-PREDICATES = COMPARISONS | {"logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf",
-                            "signbit"}
+PREDICATES = COMPARISONS | {"logical_and", "logical_or", "logical_xor", "logical_not", "signbit"}
 
 # %% [markdown]
 # ## Folding

@@ -148,8 +148,8 @@ REDUCE = {"sum": lambda v: v.sum(-1), "prod": lambda v: v.prod(-1), "max": lambd
 SCALAR = {name: getattr(torch, name) for name in
           "neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh "
           "cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid floor ceil round trunc sign "
-          "isnan isinf signbit logical_not bitwise_not add sub mul remainder fmod pow atan2 hypot maximum "
-          "minimum copysign nextafter eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and "
+          "signbit logical_not bitwise_not add sub mul remainder fmod pow atan2 hypot maximum "
+          "minimum nextafter eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and "
           "bitwise_or bitwise_xor".split()}
 SCALAR.update(truediv=torch.true_divide, floordiv=torch.floor_divide,
               truncdiv=lambda a, b: torch.div(a, b, rounding_mode="trunc"),

@@ -123,13 +123,12 @@ for _name, _text in {
     "bitwise_and": "({t})({0} & {1})", "bitwise_or": "({t})({0} | {1})", "bitwise_xor": "({t})({0} ^ {1})",
     "lshift": "mc_shl<{t}>({0}, {1})", "rshift": "mc_shr<{t}>({0}, {1})",
     "where": "{0} ? {1} : {2}",
-    "isnan": "{0} != {0}", "reciprocal": "({t})1 / {0}", "neg": "({t})(-({0}))", "sign": "({t})(({0} > 0) - ({0} < 0))",
+    "reciprocal": "({t})1 / {0}", "neg": "({t})(-({0}))", "sign": "({t})(({0} > 0) - ({0} < 0))",
 }.items():
     form(_name, any=_text)
 for _name in "exp exp2 expm1 log log2 log10 log1p tanh erf erf_plus_one sin cos sigmoid".split():
     form(_name, any=f"mc_{_name}({{0}})")
 form("abs", float="__builtin_fabs{f}({0})", int="({t})({0} < 0 ? -{0} : {0})", unsigned="{0}", bool="{0}")
-form("isinf", float="__builtin_fabs{f}({0}) == MC_INF", int="false")
 form("signbit", float="mc_bits<int32_t>({0}) < 0", float64="mc_bits<int64_t>({0}) < 0", int="{0} < 0")
 form("bitwise_not", int="({t})(~{0})", bool="!{0}")
 
@@ -158,7 +157,7 @@ def _suffix(dtype: torch.dtype) -> str:
 
 for _name in "sqrt tan asin acos atan sinh cosh asinh acosh atanh erfc floor ceil trunc".split():
     form(_name, any=f"__builtin_{_name}{{f}}({{0}})")
-for _name in "atan2 hypot copysign".split():
+for _name in "atan2 hypot".split():
     form(_name, any=f"__builtin_{_name}{{f}}({{0}}, {{1}})")
 form("round", any="__builtin_rint{f}({0})")
 form("rsqrt", any="({t})1 / __builtin_sqrt{f}({0})")

@@ -12,7 +12,7 @@ _INFIX = {"sub": "-", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", 
           "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}
 for _name in _LIBDEVICE.split():
     form(_name, any=f"libdevice.{_name}({{0}})")
-for _name in "atan2 hypot copysign nextafter".split():
+for _name in "atan2 hypot nextafter".split():
     form(_name, any=f"libdevice.{_name}({{0}}, {{1}})")
 for _name in "exp exp2 log log2 abs rsqrt erf sigmoid".split():
     form(_name, any=f"tl.{_name}({{0}})")
@@ -57,8 +57,6 @@ for _name, _function in {"floor": "tl.floor", "ceil": "tl.ceil", "trunc": "libde
     form(_name, int="{0}", float=f"{_function}({{0}})")
 form("logical_not", any="{0} == 0")
 form("bitwise_not", int="~{0}", uint8="{0} ^ 255", bool="{0} == 0")
-form("isnan", any="{0} != {0}")
-form("isinf", int="{0} != {0}", float='tl.abs({0}) == float("inf")')
 form("signbit", any="{0} < 0", float32="{0}.to(tl.int32, bitcast=True) < 0",
      float64="{0}.to(tl.int64, bitcast=True) < 0")
 
