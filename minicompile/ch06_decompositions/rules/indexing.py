@@ -14,7 +14,7 @@ import torch
 from ...ch01_graphs.layouts import same_layout
 from ...ch01_graphs.shapes import float_function
 from ...ch01_graphs.symbolic import present
-from ..table import HALF, aten, constant, decomposition, dims_of, formulas, iota, number_dtype, overload, promoted, widen
+from ..table import HALF, aten, constant, decomposition, dims_of, formulas, iota, overload, promoted, widen
 
 # %% [markdown]
 # ## Names for the same views
@@ -123,19 +123,6 @@ def stack(tensors, dim=0):
     return torch.cat([t.unsqueeze(dim) for t in tensors], dim)
 
 
-@decomposition("cat", complex=True)
-def cat(tensors, dim=0):
-    """Operands of one dtype, and without the 1-d empty tensors that eager ignores for old times' sake."""
-    dtype = tensors[0].dtype
-    for t in tensors[1:]:
-        dtype = torch.promote_types(dtype, t.dtype)
-    ignored = [t.dim() == 1 and isinstance(t.shape[0], int) and t.shape[0] == 0 for t in tensors]
-    kept = [t for t, skip in zip(tensors, ignored) if not skip] or tensors[:1]
-    if len(kept) == len(tensors) and all(t.dtype == dtype for t in kept) and dim >= 0:
-        return NotImplemented
-    return aten.cat.default([t.to(dtype) for t in kept], dim % max(kept[0].dim(), 1))
-
-
 @decomposition("repeat", complex=True)
 def repeat(x, repeats):
     lead = len(repeats) - x.dim()
@@ -210,18 +197,12 @@ def diagonal_backward(grad, sizes, offset, dim1, dim2):
 
 
 # %% [markdown]
-# ## Embedding and its gradient
+# ## The gradient of an embedding
 #
 # Rows of the gradient that share a token must be added up: an accumulating `index_put`. For half types the
 # sums are taken in float32, as eager's kernel does; the padding row gets nothing.
 
 # %%
-@decomposition("embedding")
-def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
-    plain = padding_idx == -1 and not scale_grad_by_freq and not sparse
-    return NotImplemented if plain else aten.embedding.default(weight, indices)
-
-
 @decomposition("embedding_dense_backward")
 def embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq):
     if scale_grad_by_freq:
@@ -243,7 +224,6 @@ def embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad
 
 # %%
 formulas({
-    "gather": lambda x, dim, index, sparse_grad=False: aten.gather.default(x, dim, index) if sparse_grad else NotImplemented,
     "_unsafe_index.Tensor": aten.index.Tensor,
     "take": lambda x, index: aten.index.Tensor(x.reshape(-1), [index]),
     "_unsafe_index_put _index_put_impl": lambda x, indices, values, accumulate=False, unsafe=False: (
@@ -332,8 +312,8 @@ for _n in (1, 2, 3):
 # All constants are `full`, all ranges `arange.start_step`. `full_like` keeps the order of dims in memory of
 # its model, so that the zeros that join a channels_last computation are channels_last too.
 #
-# `_sized` makes a constant tensor of a given size and layout, and all `zeros`, `ones` and `full` end in it. A
-# dtype that is not named follows from the value, as in eager.
+# `_sized` makes a constant tensor of a given size and layout, and all `zeros` and `ones` end in it. (A `full` of the program stays as it
+# is: what the loop stage does not find in its arguments, it finds in its fake.)
 #
 # `_like` makes it in the order of its model, and permutes it back.
 
@@ -374,14 +354,6 @@ for _name, _value in (("zeros", 0), ("ones", 1), ("empty", None)):
     decomposition("new_" + _name, complex=True)(partial(_new, _value))
 decomposition("zeros", "_efficientzerotensor", complex=True)(partial(_sized, 0))
 decomposition("ones", complex=True)(partial(_sized, 1))
-
-
-@decomposition("full", complex=True)
-def full(size, value, **options):
-    """With a dtype and a device that are spelled out."""
-    if options.keys() == {"dtype", "device"} or isinstance(value, complex):
-        return NotImplemented
-    return _sized(value, size, **{"dtype": number_dtype(value), **options})
 
 
 formulas({

@@ -20,7 +20,7 @@ from .views import clamp_start, wrapped
 
 
 @lowering("embedding", reindex=True)
-def embedding(g, weight, indices):
+def embedding(g, weight, indices, *_):
     def inner(b, index):
         row = b.indirect(b.read(indices, index[:-1]), weight.size[0], wrap=False)
         return b.read(weight, (row, index[-1]))
@@ -29,7 +29,7 @@ def embedding(g, weight, indices):
 
 
 @lowering("gather", reindex=True)
-def gather(g, x, dim, indices):
+def gather(g, x, dim, indices, **_):
     if not x.size or not indices.size or product(indices.size) == 0:
         return NotImplemented
     return taken(g, x, dim, indices, lambda index, dim: index)
@@ -170,7 +170,8 @@ def select_scatter(g, x, source, dim, where):
 
 
 # %% [markdown]
-# In `cat` the pieces are nested from the last to the first: `piece0 if i < n0 else (piece1 if i < n1 else ...)`.
+# In `cat` the pieces are nested from the last to the first: `piece0 if i < n0 else (piece1 if i < n1 else ...)`. What has no elements is
+# no piece, also where it has fewer dims than the others, which eager allows.
 # Each is evaluated under a mask, so no element is read from a piece to which it does not belong.
 
 # %%
@@ -178,7 +179,7 @@ def select_scatter(g, x, source, dim, where):
 def cat(g, tensors, dim=0):
     dtype, size = g.val.dtype, sizes_of(g.val)
     dim = dim % max(len(size), 1)
-    tensors = [x for x in tensors if x.size[dim] != 0]
+    tensors = [x for x in tensors if 0 not in x.size]
     if not tensors:
         return NotImplemented
     starts, running = [], 0
