@@ -34,7 +34,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..ch01_graphs.fake import FakeTensor, storage_key
+from ..ch01_graphs.fake import FakeTensor
 from ..ch01_graphs.floats import Float
 from ..ch01_graphs.graph import call_node, map_args
 from ..ch01_graphs.layouts import inverse, lies_as_well_as_can_be, memory_order
@@ -261,7 +261,7 @@ class Pattern:
 
 
 # %% [markdown]
-# A question has all that the answer depends on: of a tensor its layout, and which of the operands are one node or one memory;
+# A question has all that the answer depends on: of a tensor its layout, and which of the operands are one node;
 # the exact value of any other argument; and of the results what `as_promised` looks at. A number that is computed at run
 # time is known by its formula.
 
@@ -274,7 +274,7 @@ def question(recorder: Recorder, rule, args, kwargs, node: fx.Node | None = None
     def of(x):
         kind = type(x)
         if kind is FakeTensor:
-            return asked(x, False), *(names.setdefault(n, len(names)) for n in (recorder.node_of(x), storage_key(x)))
+            return asked(x, False), names.setdefault(recorder.node_of(x), len(names))
         if kind is float:
             return kind, repr(x)                 # -0.0 is not 0.0
         if kind is torch.SymFloat:
