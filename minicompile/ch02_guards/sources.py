@@ -22,6 +22,7 @@
 from __future__ import annotations
 
 import builtins
+import keyword
 import weakref
 from dataclasses import dataclass
 from types import ModuleType
@@ -71,12 +72,18 @@ def path_of(source: Source | None):
         source = source.parts()[0]
 
 
+def is_plain(name: str) -> bool:
+    """Whether a name means itself in source text. `setattr` takes any text, such as `lambda`, `layer-1`, or what Python would normalize."""
+    return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
+
+
 def parameter_name(local_name: str) -> str:
     """What an argument is called in generated functions, which call builtins (`type`) and have names of their own (`__v0`). Python's
-    hidden locals (`.0`, the iterator of a comprehension) are not identifiers."""
+    hidden locals (`.0`, the iterator of a comprehension) are not identifiers, nor are those of rewritten code (`@py_assert1`)."""
     own = local_name.startswith("__") and not local_name.startswith("__stack")          # of resume functions
-    plain = local_name.isidentifier() and not own and not hasattr(builtins, local_name)
-    return local_name if plain else "__argument_" + local_name.lstrip(".")
+    if is_plain(local_name) and not (own or hasattr(builtins, local_name)):
+        return local_name
+    return "__argument_" + "".join(c if c.isascii() and (c.isalnum() or c == "_") else f"_{ord(c)}_" for c in local_name.lstrip("."))
 
 
 # %% [markdown]
@@ -194,7 +201,7 @@ class AttrSource(Source):
     attribute: str
 
     def parts(self):
-        return self.base, "{}." + self.attribute
+        return self.base, "{}." + self.attribute if is_plain(self.attribute) else f"getattr({{}}, {self.attribute!r})"
 
     def name(self):
         return self.base.variable if isinstance(self.base, ClosureCellSource) else super().name()

@@ -31,15 +31,15 @@ def binder_code(code) -> types.CodeType:
 def binder_of(names, positional_only: int, count: int, named: int, star: bool, more: bool) -> types.CodeType:
     """For parameters `names`, of which `count` may be positional; star, more: whether the last are `*args`
     and `**kwargs`."""
-    names = [name.replace(".", "_") for name in names]                 # a comprehension's `.0`
-    plain, keyword_only, rest = names[:count], names[count:named], names[named:]
+    places = [f"_{i}" for i in range(len(names))]                      # a name need not be an identifier: a comprehension's `.0`
+    plain, keyword_only, rest = places[:count], places[count:named], places[named:]
     star = [rest.pop(0)] if star else []
     more = [rest.pop(0)] if more else []
     parameters = [*plain[:positional_only], *(["/"] if positional_only else []), *plain[positional_only:]]
     parameters += ["*" + name for name in star] or (["*"] if keyword_only else [])
     parameters += [*keyword_only, *("**" + name for name in more)]
-    order = "".join(name + ", " for name in (*plain, *keyword_only, *star, *more))
-    return eval(f"lambda {', '.join(parameters)}: ({order})", {}).__code__
+    order = "".join(name + ", " for name in places)
+    return eval(f"lambda {', '.join(parameters)}: ({order})", {}).__code__.replace(co_varnames=names)
 
 
 def bind(code, defaults: tuple | None, kwdefaults: dict | None, args, kwargs, name=None) -> tuple:

@@ -28,7 +28,7 @@ import torch
 
 from ..ch01_graphs.graph import known_history
 from ..ch02_guards.identity import HEAP_TYPE
-from ..ch02_guards.sources import ConstantSource, LocalSource
+from ..ch02_guards.sources import ConstantSource, LocalSource, is_plain
 from ..errors import Unsupported
 from . import hook
 from .effects import difference_of_dicts, difference_of_lists, settled
@@ -143,7 +143,7 @@ def expressions(ep, values) -> str:
 
 
 def keywords(ep, named) -> str:
-    return "".join(f"{k}={expression(ep, v)}, " for k, v in named.items())
+    return "".join((f"{k}={text}, " if is_plain(k) else f"**{{{k!r}: {text}}}, ") for k, v in named.items() for text in [expression(ep, v)])
 
 
 # %% [markdown]
@@ -517,7 +517,7 @@ def write_object(ep, value, before):
             ep.writes.append(f"{pool(ep, delete_attribute)}({target}, {name!r})")
         if item is DELETED:
             continue
-        if plain and name.isidentifier() and not name.startswith("__"):
+        if plain and is_plain(name) and not name.startswith("__"):
             ep.writes.append(f"{target}.{name} = {expression(ep, item)}")
         else:
             ep.writes.append(f"{pool(ep, object.__setattr__)}({target}, {name!r}, {expression(ep, item)})")

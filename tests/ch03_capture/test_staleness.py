@@ -898,3 +898,25 @@ def test_what_is_replaced_in_the_library(function, owner, name, new, first, monk
                 patch.setattr(owner, name, new, raising=False)
             expected, got = function(x), compiled(x)
         assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("name", ["lambda", "class", "layer-1", "w.0", "a b", "\N{LATIN SMALL LIGATURE FI}", "{}", "a{0}", "'", "0", ""])
+@pytest.mark.parametrize("owner", [types.SimpleNamespace(), Thing(), type("Other", (), {})], ids=lambda owner: type(owner).__name__)
+def test_attributes_whose_names_are_no_identifiers(owner, name, fresh):
+    """setattr takes any text: an argument `--lambda` of a command line lies in `args.lambda`."""
+    def read_and_write(x):
+        setattr(made, name, x * 2)
+        if not isinstance(owner, type):
+            setattr(owner, name + "w", x * 3)
+        return getattr(owner, name) * x + getattr(made, name), functools.partial(dict, **{name: x})
+
+    made = types.SimpleNamespace()
+    compiled = minicompile.compile(read_and_write, backend="aot_eager", fullgraph=True)
+    for value in (2.0, 5, torch.ones(3), 2.0):
+        setattr(owner, name, value)
+        for x in (torch.randn(3), torch.randn(4) if type(value) is not torch.Tensor else torch.randn(3)):
+            result, made_with = compiled(x)
+            got = result, getattr(made, name), getattr(owner, name + "w", None)
+            expected = read_and_write(x)[0], getattr(made, name), getattr(owner, name + "w", None)
+            assert list(made_with.keywords) == [name] and made_with.keywords[name] is x
+            assert all(a is b if a is None else torch.equal(a, b) for a, b in zip(got, expected))

@@ -1,4 +1,5 @@
 """Graph breaks: same results and effects as eager, the expected number of graphs, a reason with a line."""
+import ast
 import contextlib
 import types
 
@@ -285,3 +286,32 @@ def test_a_grad_switch_made_before_a_break_restores_the_mode_it_was_made_in():
     for _ in range(3):
         assert compiled(torch.ones(4, 4))[1:] == ("RuntimeError", True)
         assert torch.is_grad_enabled()
+
+
+REWRITTEN = """
+def rewritten(x, scale):
+    kept, item = x + 1, Thing()
+    inner = lambda y: y * kept + scale
+    effect(x)
+    for step in [1, 2]:
+        kept = kept * step
+        item.value = inner(kept)
+        effect(x)
+    return inner(item.value) + known
+"""
+
+
+def test_names_that_are_no_identifiers():
+    """Who rewrites code chooses names that no source has: the asserts of pytest leave locals `@py_assert1` behind."""
+    tree = ast.parse(REWRITTEN)
+    new = {name: f"@{name}.1" for name in ("x", "kept", "inner", "step", "known", "y", "value")} | {"item": "class", "scale": "\N{SNOWMAN}"}
+    for node in ast.walk(tree):
+        for field in ("id", "arg", "attr"):
+            if getattr(node, field, None) in new:
+                setattr(node, field, new[getattr(node, field)])
+    scope = {"effect": effect, "Thing": type("Thing", (), {}), "@known.1": 5}
+    exec(compile(tree, "rewritten", "exec"), scope)
+    compiled = minicompile.compile(scope["rewritten"], backend="eager")
+    for n in (3, 4, 3):
+        x = torch.randn(n)
+        same(compiled(x, 2), scope["rewritten"](x, 2))
