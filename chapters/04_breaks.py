@@ -613,15 +613,16 @@ print("rounds:", len(depths), " different depths of the stack:", len(set(depths)
 #
 # ### Inside `with`
 #
-# A graph cannot be left open. Where the break is inside of `with torch.no_grad()`, the first graph ends by
-# switching gradients on again. Python then executes the line *inside* of the context, and the rest is inside, too.
+# A graph cannot be left open. Where the break is inside of `with torch.autocast(...)`, the first graph ends by
+# leaving it. Python then executes the line *inside* of the context, and the rest is inside, too.
 # So the resume function gets the context manager and enters it anew, with the instruction that the user's `with`
-# used. Below are the beginning of the resume function and its graph, which is the second of the two:
+# used. Below are the beginning of the resume function and its graph, which is the second of the two. (`torch.no_grad()` is simpler: it
+# is Python code that sets a flag, so it is inlined, and what the flag is at the break is an effect of the first part like others.)
 
 
 # %%
 def report(x, w):
-    with torch.no_grad():
+    with torch.autocast("cpu", torch.bfloat16):
         y = x @ w
         history.append(y.mean().item())
         return torch.relu(y)

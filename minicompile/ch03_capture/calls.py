@@ -35,7 +35,7 @@ from .operations import emit_float, fold
 from .protocol import method
 from .tracer import CALLS, Tracer, answer, call, constant_source, enter_namespace, is_library, location, plain_python, unsupported
 from .values import (
-    AbstractValue, BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MethodName,
+    AbstractValue, BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MethodName,
     MethodVal, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, boolean, describe)
 from .wrap import dict_contents, entries, guard_keys, is_made_per_call, part, wrap
 
@@ -139,8 +139,6 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue
     code = real.__code__
     if (compiled := marks.compiled_by_torch(real) or marks.original(real)) is not real:
         return call(tx, wrap(tx, compiled), args, kwargs)
-    if args and type(args[0]) is ContextVal and lookup(args[0].cls, real.__name__) is real:
-        return call(tx, get_attribute(tx, args[0], real.__name__), args[1:], kwargs)
     if marks.is_disabled(real):
         because = marks.own_mark(real, marks.DISABLED)
         why = f": {because}" if because else ""
@@ -231,12 +229,13 @@ REFUSED_PREFIXES = (
     "torch.utils.checkpoint", "torch.jit", "torch.profiler", "torch._utils",
     "torch.serialization",
     "torch.random")
+NOT_REFUSED = ("torch.autograd.function", "torch.autograd.grad_mode", "torch.cuda.amp.autocast_mode")
 
 
 def is_refused_module(name: str) -> bool:
     """Modules whose functions do what a graph cannot: input and output, threads, random state, other compilers. What an autograd
-    function calls on its `ctx` only notes its arguments there."""
-    return name.split(".")[0] in REFUSED_ROOTS or name.startswith(REFUSED_PREFIXES) and name != "torch.autograd.function"
+    function calls on its `ctx` only notes its arguments there, and context managers come down to what is handled."""
+    return name.split(".")[0] in REFUSED_ROOTS or name.startswith(REFUSED_PREFIXES) and name not in NOT_REFUSED
 
 
 # %% [markdown]

@@ -9,14 +9,12 @@ import importlib.util
 import sys
 import types
 
-import torch
 
 from ..ch02_guards.sources import ItemSource
 from .attributes import get_attribute
 from .exceptions import UserError, user_error
 from .interpreter import Leave, advance, handled_exception, instructions, jump, opcode, pop_many, unless_raised
 from .iterate import length, next_value, unpack
-from .library.contexts import device_context
 from .lookup import MISSING, lookup
 from .methods import call_method
 from .opcodes import constant_value
@@ -283,8 +281,6 @@ def raise_varargs(tx, frame, i, *operands):
 # %%
 @opcode("BEFORE_WITH")
 def before_with(tx, frame, i, context):
-    if type(context) is Const and type(context.value) is torch.device:
-        context = device_context(context)
     enter = get_special(tx, context, "__enter__")
     leave = get_special(tx, context, "__exit__", " (missed __exit__ method)")
     return [leave, call(tx, enter, [])]

@@ -403,7 +403,7 @@ class SuperVal(AbstractValue):
 
 class BuiltinVal(AbstractValue):
     """A builtin the interpreter itself implements: `call(tx, args, kwargs) -> AbstractValue`. stands_for: an object of C in a class of
-    the trace, such as a property, or the context that this `__exit__` leaves."""
+    the trace, such as a property."""
     call: Any = None
     name: str = ""
     stands_for: Any = None
@@ -412,7 +412,7 @@ class BuiltinVal(AbstractValue):
 
 # %% [markdown]
 # The rest are the pieces of Python's own machinery that a program can get hold of. A cell is a variable that functions
-# share. A context manager is known by its kind, and the trace does what it would do. A generator is a frame that waits.
+# share. A generator is a frame that waits.
 
 # %%
 class CellVal(Mutable):
@@ -421,19 +421,6 @@ class CellVal(Mutable):
     content: Any = None
     real: Any = None
     cls = types.CellType
-
-
-class ContextVal(AbstractValue):
-    """A known context manager. kind: 'grad' (enabled,), 'autocast' (device, dtype, enabled, cache), 'device'
-    (device,). immediate: the grad mode before a `set_grad_enabled`, which acts when it is made;
-    result: of `__enter__`."""
-    kind: str = ""
-    state: tuple = ()
-    saved: list = field(default_factory=list)
-    cls: type = None
-    immediate: bool | None = None
-    result: AbstractValue | None = None
-    entered: int = 0
 
 
 class GenVal(Mutable):

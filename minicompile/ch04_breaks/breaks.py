@@ -25,7 +25,6 @@ from ..ch02_guards.identity import held
 from ..ch02_guards.sources import LocalSource
 from ..ch03_capture import capture as cap, hook
 from ..ch03_capture.epilogue import Epilogue, expression, pool
-from ..ch03_capture.library.contexts import leaves_context
 from ..ch03_capture.values import LASTI, NULL, CellVal, HandlingVal, NotConstant
 from ..errors import GraphBreakError, SkipFrame, Unsupported, marked
 from . import resume, steps
@@ -94,12 +93,12 @@ def capture_until(func, args, options, error) -> cap.Captured:
 def cut(done: cap.Trace, reason) -> cap.Captured:
     """What the trace has done so far, then a step from where it stopped."""
     tx, frame = done.tx, done.frame
-    on_stack = [v.stands_for for v in frame.stack if leaves_context(v)]
+    on_stack = [c for v in frame.stack for c in done.active if c.left_by(v)]
     if on_stack != done.active:
         raise Unsupported("graph break inside a context that was entered out of sight",
-                          born=min((c.entered for c in done.active if c not in on_stack), default=0))
+                          born=min((c.born for c in done.active if c not in on_stack), default=0))
     ep = Epilogue(tx)
-    kinds, slots = stack_slots(ep, frame.stack)
+    kinds, slots = stack_slots(ep, frame.stack, done.active)
     path = [i.offset for i in pending_instructions(frame)]
     code, start = resume.original_position(frame.code, path[0])
     path = [resume.original_position(frame.code, offset)[1] for offset in path]
@@ -144,15 +143,15 @@ def pending_instructions(frame) -> list:
     return instructions[first:frame.ip + 1]
 
 
-def stack_slots(ep, stack) -> tuple:
-    """(kinds of the slots, text of those that are passed on), bottom first."""
+def stack_slots(ep, stack, active) -> tuple:
+    """(kinds of the slots, text of those that are passed on), bottom first. active: the contexts that the graph has left at its end."""
     kinds, slots = [], []
     for value in stack:
         if value is NULL or value is LASTI:
             kinds.append(resume.NULL if value is NULL else resume.LASTI)
             continue
-        if leaves_context(value):
-            kind, value = resume.CONTEXT, value.stands_for
+        if any(context.left_by(value) for context in active):
+            kind, value = resume.CONTEXT, value.self
         elif type(value) is HandlingVal:
             kind, value = resume.HANDLING, value.current
         else:

@@ -69,7 +69,7 @@ HAS_ARGUMENT = (VALUE, CONTEXT, HANDLING)
 # - `VALUE`: any object, passed as an argument and pushed. Loop iterators are values, and so is the
 #   `__exit__` of a context manager that Python itself has entered.
 # - `NULL`: an empty slot. CPython reserves one below a callable that is not a bound method.
-# - `CONTEXT`: the `__exit__` method of a `with` block that the graph implements, such as `torch.no_grad`.
+# - `CONTEXT`: the `__exit__` method of a `with` block that the graph implements, such as `torch.autocast`.
 #   A graph cannot be left open, so it leaves the context at its end, and a resume function gets the context
 #   manager itself and enters it again, with the same instruction that the user's `with` used. A step also
 #   leaves it at its exit.

@@ -247,7 +247,7 @@ def can_make_state(tx: Tracer, optimizer: ObjVal) -> bool:
     table, groups = getattr(real, "state", None), getattr(real, "param_groups", None)
     seen = optimizer.attrs.keys() & {"state", "param_groups"} or id(table) in tx.objects.tracked or changed(tx, groups) or any(
         changed(tx, group) or changed(tx, group["params"]) for group in groups or ())
-    elsewhere = tx.options.inference or torch._C._len_torch_function_stack() or any(c.kind == "device" for c in tx.contexts)
+    elsewhere = tx.options.inference or torch._C._len_torch_function_stack() or any(type(c.manager) is Const for c in tx.contexts)
     return type(table) is collections.defaultdict and not seen and not elsewhere and not any(g.get("differentiable") for g in groups)
 
 

@@ -4,27 +4,29 @@
 # `with torch.no_grad():` changes what the operations inside mean, so it must be in the graph. It appears
 # there as plain calls, `torch._C._set_grad_enabled(False)` and later `(True)`. While tracing, the same call
 # is made for real: the state of the library *is* the interpreter's record of the state, and fakes then get
-# the right `requires_grad` and the right autocast dtype without any rule of ours. `close_all` undoes it when
-# the trace ends, however it ends. `with torch.device("cuda"):` needs no node: each call inside that makes a
-# tensor is given the device as an argument.
+# the right `requires_grad` and the right autocast dtype without any rule of ours.
+#
+# PyTorch's context managers are objects of classes written in Python, and are inlined as any others. Those for gradients come down to
+# one function of C, which switches the mode. What the mode is at the end of a trace is an effect of it like others (`capture.py`).
 
 # %%
 import contextlib
 import functools
-from dataclasses import replace
+from dataclasses import dataclass, field
+from typing import Callable
 
 import torch
 from torch.utils._device import DeviceContext
 
-from ..attributes import GETATTR, is_patched
+from ..attributes import get_attribute
 from ..calls import HANDLED, handles
-from ..epilogue import pool, reconstructs
+from ..comparisons import identical
 from ..exceptions import user_errors
 from ..protocol import METHODS
 from ..tensors import finish_node
-from ..tracer import CALLS, Tracer, call, unsupported
-from ..values import AbstractValue, BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, const
-from ..wrap import BUILDERS, wrap, wrap_parts
+from ..tracer import Tracer, call, unsupported
+from ..values import AbstractValue, BIRTHS, Const, FALSE, MethodName, MethodVal, ObjVal, boolean, const
+from ..wrap import wrap
 from .builtins_ import refused
 
 enter_autocast = torch.amp.autocast_mode._enter_autocast
@@ -38,191 +40,113 @@ def set_grad(tx: Tracer, enabled: bool):
         torch._C._set_grad_enabled(enabled)
 
 
-def enter(tx: Tracer, context: ContextVal) -> AbstractValue:
-    """context.__enter__()"""
-    if context.kind == "grad":
-        context.saved.append(torch.is_grad_enabled() if context.immediate is None else context.immediate)
-        set_grad(tx, context.state[0])
-    elif context.kind == "autocast":
-        with user_errors():
-            real = enter_autocast(*context.state)
-        node = tx.graph.call_function(enter_autocast, tuple(context.state))
-        finish_node(tx, node, None)
-        context.saved.append((node, real))
-    elif context.kind == "device":
-        context.saved.append(DeviceContext(*context.state))
-        context.saved[-1].__enter__()
-    tx.contexts.append(context)
-    context.entered = next(BIRTHS)
-    return context if context.kind == "autocast" else context.result or NONE
+@handles(torch._C._set_grad_enabled)
+def switch_grad(tx, mode):
+    before = torch.is_grad_enabled()
+    with user_errors():
+        torch._C._set_grad_enabled(mode.value)
+    mode = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(before)
+    set_grad(tx, mode)
 
 
-def leave(tx: Tracer, context: ContextVal):
-    """context.__exit__(...)"""
-    if not tx.contexts or tx.contexts[-1] is not context:
+# %% [markdown]
+# Their constructors are handled: inlining them, three for each `with torch.no_grad()`, would be right and slow.
+
+# %%
+@handles(torch.set_grad_enabled)
+def make_grad_switch(tx, mode):
+    made = ObjVal(cls=torch.set_grad_enabled, attrs={"prev": boolean(torch.is_grad_enabled()), "mode": mode})
+    switch_grad(tx, mode)                        # takes effect already when it is made
+    return made
+
+
+def make_grad_context(cls, tx, function=None):
+    made = ObjVal(cls=cls, attrs={"prev": FALSE})
+    return made if function is None else call(tx, made, [function])
+
+
+HANDLED.update({cls: functools.partial(make_grad_context, cls) for cls in (torch.no_grad, torch.enable_grad)})
+
+
+# %% [markdown]
+# ## Two that a graph cannot leave open
+#
+# Autocast is a call that enters and one that leaves, between which the graph has the casts. `with torch.device("cuda"):` needs no node:
+# each call inside that makes a tensor is given the device as an argument. Where the graph ends inside of one of these, `close_all` leaves
+# it, and a resume function enters it again (chapter 4).
+
+# %%
+@dataclass(eq=False)
+class Entered:
+    """A context that the trace is in. leave: a function that undoes it, in the graph and in the tracing thread."""
+    manager: AbstractValue
+    leave: Callable
+    born: int = field(default_factory=BIRTHS.__next__)
+
+    def left_by(self, value) -> bool:
+        """Whether `value` is the bound `__exit__` that `with` keeps on the stack."""
+        of_device = type(value) is MethodName and value.name == "__exit__"
+        bound = of_device or type(value) is MethodVal and getattr(value.func, "real", None) is torch.autocast.__exit__
+        return bound and value.self is self.manager
+
+
+def leave(tx: Tracer, manager: AbstractValue, *error) -> AbstractValue:
+    """manager.__exit__(...)"""
+    if not tx.contexts or not identical(tx.contexts[-1].manager, manager):
         unsupported(tx, "context managers left in another order than entered")
-    tx.contexts.pop()
-    if context.kind == "grad":
-        set_grad(tx, context.saved.pop())
-    elif context.kind == "autocast":
-        node, real = context.saved.pop()
-        finish_node(tx, tx.graph.call_function(exit_autocast, (node,)), None)
-        exit_autocast(real)
-    elif context.kind == "device":
-        context.saved.pop().__exit__(None, None, None)
+    tx.contexts.pop().leave()
+    return FALSE
 
 
 def close_all(tx: Tracer) -> list:
     """Leave every context, because the graph ends inside of them or the trace has failed; answers them,
     outermost first."""
     active = list(tx.contexts)
-    for context in reversed(active):
-        leave(tx, context)
+    while tx.contexts:
+        tx.contexts.pop().leave()
     return active
 
 
-# %% [markdown]
-# ## As a value
-#
-# A context manager has attributes like any other value, so it may be entered by hand, or by a
-# `contextlib.ExitStack`, whose Python code is inlined and calls `type(cm).__enter__(cm)`. Where the graph
-# breaks inside, it ends before the call that entered: Python enters, and what follows is traced in that
-# state. Called as a decorator, `@torch.no_grad()`, it wraps a function: each call enters a fresh copy.
+@handles(torch.autocast.__enter__)
+def autocast(tx, self):
+    state = tuple(get_attribute(tx, self, name).value for name in ("device", "fast_dtype", "_enabled", "_cache_enabled"))
+    with user_errors():
+        real = enter_autocast(*state)
+    node = tx.graph.call_function(enter_autocast, state)
+    finish_node(tx, node, None)
 
-# %%
-def not_entered(context: ContextVal) -> ContextVal:
-    return replace(context, saved=[], immediate=None, source=None)
-
-
-@GETATTR.of(ContextVal)
-def context_attribute(tx, value, name):
-    if name == "__enter__":
-        return BuiltinVal(name=name, call=lambda tx, args, kwargs: enter(tx, value))
-    if name == "__exit__":
-        return BuiltinVal(name=name, call=lambda tx, args, kwargs: leave(tx, value) or FALSE, stands_for=value)
-    if name == "clone":
-        return BuiltinVal(name=name, call=lambda tx, args, kwargs: not_entered(value))
-    if name == "__class__":
-        return wrap(tx, value.cls)
-    if name == "prev" and value.kind == "grad":
-        return const(value.saved[-1] if value.saved else False)
-    unsupported(tx, f"the attribute {name} of a context manager")
+    def undo():
+        finish_node(tx, tx.graph.call_function(exit_autocast, (node,)), None)
+        exit_autocast(real)
+    tx.contexts.append(Entered(self, undo))
+    return self
 
 
-def leaves_context(value) -> bool:
-    """Whether this is the bound `__exit__` that `with` keeps on the stack; a resume function makes it anew."""
-    return type(value) is BuiltinVal and type(value.stands_for) is ContextVal
+@METHODS.of((Const, "__enter__"))
+def enter_device(tx, device):
+    context = DeviceContext(device.value)
+    context.__enter__()
+    tx.contexts.append(Entered(device, lambda: context.__exit__(None, None, None)))
+    return device
 
 
-def device_context(device: Const) -> ContextVal:
-    return ContextVal(kind="device", state=(device.value,), cls=torch.device, result=device)
-
-
-METHODS[Const, "__enter__"] = lambda tx, device: enter(tx, device_context(device))
-
-
-@METHODS.of((Const, "__exit__"))
-def leave_device(tx, device, *error):
-    """A device is a context manager without a state of its own: what it leaves is what was entered last."""
-    innermost = tx.contexts[-1] if tx.contexts else None
-    if innermost is None or innermost.result is not device:
-        unsupported(tx, "a device left in another order than entered")
-    leave(tx, innermost)
-
-
-@CALLS.of(ContextVal)
-def decorate(tx, context, args, kwargs):
-    def apply(tx, call_args, call_kwargs):
-        inner = not_entered(context)
-        enter(tx, inner)
-        try:
-            return call(tx, args[0], call_args, call_kwargs)
-        finally:
-            leave(tx, inner)
-    return BuiltinVal(call=apply, name="decorated")
+HANDLED[torch.autocast.__exit__] = METHODS[Const, "__exit__"] = leave
 
 
 # %% [markdown]
-# Those that a program keeps in variables, such as a `no_grad` made in an `__init__`, are known by kind, and what they will set is a
-# constant that is guarded. One that leaves is a call of its class.
-
-# %%
-def wrap_context(kind_of_context, *names):
-    def build_context(tx, real, kind, source):
-        if is_patched(kind):
-            return None
-        state = tuple(v.value for v in wrap_parts(tx, real, source, *names)) or (kind is torch.enable_grad,)
-        return ContextVal(kind=kind_of_context, state=state, cls=kind, source=source)
-    return build_context
-
-
-BUILDERS.update({
-    torch.no_grad: wrap_context("grad"),
-    torch.enable_grad: wrap_context("grad"),
-    torch.set_grad_enabled: wrap_context("grad", "mode"),
-    torch.amp.autocast_mode.autocast: wrap_context("autocast", "device", "fast_dtype", "_enabled", "_cache_enabled"),
-})
-
-
-@reconstructs(ContextVal)
-def context_text(ep, value):
-    if value.kind == "autocast":
-        device, dtype, enabled, cache = value.state
-        return (f"{pool(ep, value.cls)}({device!r}, dtype={pool(ep, dtype)}, enabled={enabled}, "
-                f"cache_enabled={cache})")
-    if value.kind == "device":
-        return pool(ep, value.state[0])
-    if value.cls is torch.set_grad_enabled:
-        return f"{pool(ep, grad_switch)}({value.state[0]}, {value.immediate})"
-    return f"{pool(ep, value.cls)}()"
-
-
-# %% [markdown]
-# ## Making one
-#
-# What `torch.no_grad()` or `torch.autocast("cuda", torch.bfloat16)` give when called.
-
-# %%
-def grad_switch(mode: bool, previous: bool) -> torch.set_grad_enabled:
-    """The `set_grad_enabled(mode)` that the trace made when the grad mode was `previous`. The constructor
-    would note, and switch, the mode of the moment at which the object is rebuilt."""
-    context = object.__new__(torch.set_grad_enabled)
-    context.mode, context.prev = mode, previous
-    return context
-
-
-# %% [markdown]
-# For autocast and `set_grad_enabled` a real object is made first, so that PyTorch itself checks the arguments and fills in
-# defaults, and the state is taken from it.
-# `set_grad_enabled` is odd: it switches the mode when it is *made*, not when it is entered, so this is undone and
-# done again as an effect of the trace. `inference_mode` is refused, because tensors that are made inside stay
+# What `torch.autocast("cuda", torch.bfloat16)` gives: a real object is made, so that PyTorch itself checks the arguments and fills in
+# defaults, and its attributes are taken over. `inference_mode` is refused, because tensors that are made inside stay
 # different from others for ever.
 
 # %%
-def made_of_constants(tx: Tracer, cls: type, args, kwargs):
-    if not all(type(a) is Const for a in (*args, *kwargs.values())):
-        unsupported(tx, f"{cls.__name__}() with arguments that are not constants")
+def make_autocast(cls, tx, *args, **kwargs) -> ObjVal:
     with user_errors():
-        return cls(*(a.value for a in args), **{k: v.value for k, v in kwargs.items()})
-
-
-def make_autocast(cls, tx, *args, **kwargs) -> ContextVal:
-    real = made_of_constants(tx, cls, args, kwargs)
-    return ContextVal(kind="autocast", state=(real.device, real.fast_dtype, real._enabled, real._cache_enabled), cls=torch.autocast)
-
-
-@handles(torch.set_grad_enabled)
-def make_grad_switch(tx, *args, **kwargs) -> ContextVal:
-    real = made_of_constants(tx, torch.set_grad_enabled, args, kwargs)
-    torch._C._set_grad_enabled(real.prev)
-    set_grad(tx, real.mode)                      # takes effect already when it is made
-    return ContextVal(kind="grad", state=(real.mode,), cls=torch.set_grad_enabled, immediate=real.prev)
+        real = cls(*(a.value for a in args), **{k: v.value for k, v in kwargs.items()})
+    return ObjVal(cls=torch.autocast, attrs={name: const(value) for name, value in vars(real).items()})
 
 
 HANDLED.update({cls: functools.partial(make_autocast, cls) for cls in (torch.autocast, torch.cpu.amp.autocast, torch.cuda.amp.autocast)})
 HANDLED.update(dict.fromkeys((torch.profiler.record_function, torch.autograd.profiler.record_function),
                              lambda tx, *args, **kwargs: call(tx, wrap(tx, contextlib.nullcontext), [])))
-HANDLED.update({
-    torch.no_grad: lambda tx: ContextVal(kind="grad", state=(False,), cls=torch.no_grad),
-    torch.enable_grad: lambda tx: ContextVal(kind="grad", state=(True,), cls=torch.enable_grad),
-    torch.inference_mode: refused("inference_mode(), whose results are inference tensors")})
+HANDLED[torch.inference_mode] = refused("inference_mode(), whose results are inference tensors")
