@@ -12,7 +12,7 @@ from programs import compare, tensors
 from programs.run import indexes_outside, run_seeds
 
 from minicompile.ch01_graphs import symbolic
-from minicompile.ch05_autograd import aliases, functionalize
+from minicompile.ch05_autograd import aliases, functionalize, region
 from minicompile.ch05_autograd.rules import views as undone
 from minicompile.ch08_fusion import legality
 
@@ -67,6 +67,30 @@ def test_programs_that_would_end_a_process_on_a_gpu_are_known():
 
 def test_same_seed_same_program():
     assert tensors.program(5) == tensors.program(5) != tensors.program(6)
+
+
+WRITTEN = '''import torch
+def entry(a, b):
+    y = a + b
+    z = y.exp() * 2
+    print(end="")
+    {}
+    return z
+def drive(compile_, call):
+    x = torch.linspace(-1, 1, 6).requires_grad_()
+    call(compile_(entry), x, x * 2)
+'''
+
+
+def test_an_error_about_a_write_is_passed_over_where_a_saved_result_was_written_only(monkeypatch):
+    assert compare.check(WRITTEN.format("y.add_(1)"), "aot_eager") is None
+    original = region.saved_tensors
+
+    def saved_tensors(*args):
+        original(*args)
+        raise RuntimeError(region.MODIFIED)
+    monkeypatch.setattr(region, "saved_tensors", saved_tensors)
+    assert compare.check(WRITTEN.format("z = z * 1"), "aot_eager") is not None
 
 
 PLANTED = '''import torch

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 import minicompile
 from minicompile import frames, logs, marks
+from minicompile.ch05_autograd import region
 from minicompile.ch11_runtime import host
 
 from .noise import Noise, Overlaps
@@ -362,7 +363,8 @@ def compare(text, backend, statistics, settings):
     logs.watchers.append(observe)
     frames.compile_frame, host.allocate = compile_frame, dirty
     try:
-        compiled = execute(code, lambda f: minicompile.compile(f, backend=backend, **settings), words=backend == "eager")
+        with noticing_writes() as refused:
+            compiled = execute(code, lambda f: minicompile.compile(f, backend=backend, **settings), words=backend == "eager")
     except BaseException as error:
         if isinstance(error, (KeyboardInterrupt, SystemExit, TooLong)):
             raise
@@ -389,11 +391,11 @@ def compare(text, backend, statistics, settings):
         endless = a[0].startswith("raised RecursionError")
         if backend != "eager" and a[0].startswith(OVERWRITTEN) and b[0] == "backward":
             return None                                      # a functional graph saves the value from before the write
-        if breaks and a[0] == "backward" and b[0].startswith(OVERWRITTEN):
+        if refused and a[0] == "backward" and b[0].startswith(OVERWRITTEN):
             return None                                      # or a result that is written behind a break
         if (backend != "eager" or "checkpoint(" in text) and b[0] == "returned" and any(words in a.error for words in SAVED):
             return None                                      # the same where the program itself differentiates
-        if (breaks or "create_graph=True" in text) and a[0] == "returned" and SAVED[0] in b.error:
+        if refused and a[0] == "returned" and SAVED[0] in b.error:
             return None                                      # or a parameter is, from which a second derivative is to be computed
         if NONDETERMINISTIC in a[0]:
             return None                                      # a compiled one may be
@@ -422,6 +424,47 @@ def compare(text, backend, statistics, settings):
     if len(plain) != len(compiled):
         return "difference in length", f"{len(plain)} photographs, {len(compiled)} compiled"
     return None
+
+
+@contextlib.contextmanager
+def noticing_writes():
+    """A list of the errors of backward that README says eager does not have: a graph has saved one of its results, or would compute a
+    second derivative from a parameter, and that was written since."""
+    refused, forward, backward, derivative = [], region.run_forward, region.run_backward, region.Derivative
+
+    def remember(ctx, tensors):
+        ctx.known = [(t.detach(), t._version) for t in tensors]
+
+    def noticed(ctx, run, *args):
+        try:
+            return run(*args)
+        except RuntimeError as error:
+            if SAVED[0] in str(error) and any(t._version != version for t, version in ctx.known):
+                refused.append(error)
+            raise
+
+    def run_forward(of, ctx, *inputs):
+        results = forward(of, ctx, *inputs)
+        memory = {r.untyped_storage()._cdata for r in results if isinstance(r, torch.Tensor)}
+        remember(ctx, [t for t in ctx.to_save or () if t.untyped_storage()._cdata in memory])
+        return results
+
+    class Derivative(derivative):
+        @staticmethod
+        def forward(ctx, derive, count, plain, *tensors):
+            remember(ctx, [t for t in tensors[count:] if isinstance(t, torch.nn.Parameter)])
+            return derivative.forward(ctx, derive, count, plain, *tensors)
+
+        @staticmethod
+        def backward(ctx, *seconds):
+            return noticed(ctx, derivative.backward, ctx, *seconds)
+
+    region.run_forward, region.Derivative = run_forward, Derivative
+    region.run_backward = lambda of, ctx, *tangents: noticed(ctx, backward, of, ctx, *tangents)
+    try:
+        yield refused
+    finally:
+        region.run_forward, region.run_backward, region.Derivative = forward, backward, derivative
 
 
 def saving_copies(f):
