@@ -1208,7 +1208,7 @@ for name, function in (
 # into the list of arguments, and the compiled code empties that list and frees each tensor after its last
 # use:
 #
-# %show minicompile.ch05_autograd.region.take_saved "arguments = tensors" to "ctx.maybe_clear"
+# %show minicompile.ch05_autograd.region.take_saved "for i, number" to "ctx.maybe_clear"
 #
 # Among the saved values are sizes, too, if shapes vary. `save_for_backward` takes tensors alone, so numbers are kept in
 # `ctx.numbers`, and `region.numbers` says in which places they belong. PyTorch's

@@ -151,24 +151,20 @@ def layout_of(t: torch.Tensor, form="of the output") -> tuple:
 #
 # With `create_graph=True` the gradients that leave here depend, by way of the saved tensors, on all inputs of the region, and
 # whoever asks for that derivative gets it from [`second.py`](code:minicompile/ch05_autograd/second.py), or an error that says
-# why not. To raise it, one has to be on the way to every input, and a saved value that the region has computed does not say
-# which inputs it came from. Parameters can be asked of the engine's node. Where there are other inputs, the region has one more
-# output, the *anchor*. It is empty and it is saved, and nobody sees it. Autograd gives a saved output back with the node that
-# made it, and this one leads to all inputs. Where gradients are computed from the tangents alone, as those of a sum are, there
-# is none: a checkpoint would run the region again to get it back.
+# why not.
 
 # %%
-def saved_tensors(ctx, reads: set[int], alive: bool) -> list[torch.Tensor]:
-    """The saved tensors; those at the positions `reads` are as they were. Otherwise RuntimeError, as the
-    engine raises it. alive: whether eager's graphs of the present tangents are. ctx.versions: of the tensors
-    when they were saved; None where the engine's check is enough. ctx.left: those that a backward of others
-    has left, by position, or None."""
+def saved_tensors(ctx, order: dict[int, int], reads: set[int], present: frozenset[int]) -> list[torch.Tensor]:
+    """The saved tensors; those of the saved values `reads` are as they were. Otherwise RuntimeError, as the
+    engine raises it. order: the position of a saved value among the tensors, if it is one. present: the tangents. ctx.versions: of the
+    tensors when they were saved; None where the engine's check is enough. ctx.left: those that a backward of others has left, by
+    position, or None. ctx.alive: the tangents whose graphs are, in eager."""
     if ctx.modified is None:
         try:
             return list(ctx.saved_tensors)
         except RuntimeError as error:
-            if ctx.left is not None and alive and not torch.is_grad_enabled():
-                if any(ctx.left[i]._version != ctx.versions[i] for i in reads):
+            if ctx.left is not None and present <= ctx.alive and not torch.is_grad_enabled():
+                if any(ctx.left[order[i]]._version != ctx.versions[order[i]] for i in reads if i in order):
                     raise RuntimeError(MODIFIED) from None
                 return [ctx.left.get(i) for i in range(len(ctx.versions))]
             if ctx.versions is None or ctx.left is not None or ctx.hooked:
@@ -177,7 +173,7 @@ def saved_tensors(ctx, reads: set[int], alive: bool) -> list[torch.Tensor]:
                 saved.register_hooks(_as_it_is, _as_it_is)      # from now on the engine does not check
             ctx.modified = str(error)
     tensors = list(ctx.saved_tensors)
-    if any(tensors[i]._version != ctx.versions[i] for i in reads):
+    if any(tensors[order[i]]._version != ctx.versions[order[i]] for i in reads if i in order):
         raise RuntimeError(ctx.modified)
     return tensors
 
@@ -230,7 +226,7 @@ def sharing_memory(saved: list, others: list) -> set[int]:
 class Region:
     """A partitioned graph as one node of the engine: what of it is known at compile time."""
 
-    def __init__(self, joint: Joint, halves: Partition, forward: Callable, backward: Backward, anchored: bool, again: Again):
+    def __init__(self, joint: Joint, halves: Partition, forward: Callable, backward: Backward, again: Again):
         self.joint, self.forward, self.backward = joint, forward, backward
         self.results = joint.results + len(joint.written)            # how many, with what is written to inputs
         self.plain = [i for i in range(self.results) if i not in joint.differentiable]
@@ -250,7 +246,7 @@ class Region:
         self.shared: set[int] | None = None      # saved values with memory in common; the first call knows
         self.inference: list[int] = []           # saved values that are inference tensors, as guards say of all calls
         self.aliased = [k for k, i in enumerate(saved) if i in joint.viewed]
-        self.anchored, self.again = anchored and len(again.needed) > 0, again
+        self.again = again
         inputs = [n.meta["val"] for n in joint.gm.graph.find_nodes(op="placeholder") if "tangent" not in n.meta]
         self.inputs = Inputs(inputs, saved, again)
 
@@ -289,8 +285,7 @@ def run_forward(region: Region, ctx, *inputs):
     if region.numbers:
         ctx.numbers = [saved[i] for i in region.numbers]
         tensors = [saved[i] for i in region.order]
-    anchor = (torch.empty(0),) if region.anchored else ()
-    ctx.save_for_backward(*tensors, *anchor)
+    ctx.save_for_backward(*tensors)
     ctx.saved_layouts = [layout_of(t) for t in tensors] if ctx.hooked else None
     ctx.versions, ctx.modified = [t._version for t in tensors] if len(region.every) > 1 else None, None
     ctx.left, ctx.alive = None, region.every
@@ -303,7 +298,7 @@ def run_forward(region: Region, ctx, *inputs):
         ctx.layouts = [layout_of(shown[i], form) for i, form in region.sizes_of]
     if region.plain:
         ctx.mark_non_differentiable(*[results[i] for i in region.plain])
-    return results + anchor
+    return results
 
 
 # %% [markdown]
@@ -387,7 +382,8 @@ def with_history(region: Region, ctx, absent: frozenset, found: list | str, grad
 # on one after the other. Those that are still possible are `alive`, and what they will read is kept.
 #
 # Read it in this order. The tensors come from the engine, once. If somebody will differentiate the gradients (`again`), something must
-# lead to the inputs: the anchor, or the parameters' own nodes. What other outputs may still need is noted in `kept` and stays
+# lead to the inputs, or an error would not reach whoever asks for their derivative: parameters are at the engine's nodes, and what `note`
+# has kept of other inputs has their history. What other outputs may still need is noted in `kept` and stays
 # on `ctx`. Tensors that a hook has given back are brought into their layout. Numbers go to their places among them. The engine may
 # then let go of everything.
 
@@ -396,14 +392,13 @@ def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained
     """(the saved values, `kept`, and, if somebody may differentiate `again`, tensors that depend on the inputs of the region as its
     gradients do); what nobody will need again is let go of. The engine is asked once: a checkpoint gives each tensor back once."""
     joint, order, every = region.joint, region.order, region.every
-    wanted = order or again and region.anchored
     if not order and not every - absent <= ctx.alive:
         raise RuntimeError(TWICE)
     reads = reads | region.inputs.read_again if again else reads
-    tensors = saved_tensors(ctx, {order[i] for i in reads if i in order}, every - absent <= ctx.alive) if wanted else []
+    tensors = saved_tensors(ctx, order, reads, every - absent) if order else []
     leading = []
     if again:
-        leading = tensors[-1:] if region.anchored else [node.variable for node, _ in ctx.next_functions if hasattr(node, "variable")]
+        leading = [node.variable for node, _ in ctx.next_functions if hasattr(node, "variable")] + [lead for _, _, lead in ctx.noted[0]]
     kept: set[int] = set()
     if (len(every) > 1 or not order) and not retained:
         ctx.alive = frozenset([k for k in ctx.alive if joint.overlaps[k] <= absent])
@@ -411,19 +406,17 @@ def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained
         ctx.left = {order[i]: tensors[order[i]].detach() for i in kept if i in order}
     if ctx.hooked:
         tensors = [t if t is None else as_saved(t, *layout) for t, layout in zip(tensors, ctx.saved_layouts)]
-    arguments = tensors[:len(order)]
     for i, number in zip(region.numbers, ctx.numbers if region.numbers else ()):
-        arguments.insert(i, number)
+        tensors.insert(i, number)
     ctx.maybe_clear_saved_tensors()
     if (order or not ctx.alive) and not (retained or kept or again):      # there is no other backward pass
         ctx.noted = None
-    return arguments, kept, leading
+    return tensors, kept, leading
 
 
-def build_function(joint: Joint, halves: Partition, forward: Callable, backward: Backward,
-                   anchored: bool, again: Again) -> type[torch.autograd.Function]:
-    """The autograd.Function of a partitioned graph. `apply(*inputs)` gives results and written values (and the anchor)."""
-    region = Region(joint, halves, forward, backward, anchored, again)
+def build_function(joint: Joint, halves: Partition, forward: Callable, backward: Backward, again: Again) -> type[torch.autograd.Function]:
+    """The autograd.Function of a partitioned graph. `apply(*inputs)` gives results and written values."""
+    region = Region(joint, halves, forward, backward, again)
     backward = functools.partial(hook.run, None, run_backward, region)      # a program may call it; it is not captured
     return type("CompiledRegion", (torch.autograd.Function,),
                 {"forward": staticmethod(functools.partial(run_forward, region)), "backward": staticmethod(backward)})

@@ -53,7 +53,7 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     apart = apart if len(apart) < len(joint.gradients) else []
     nodes, detached = parameters - {*apart}, parameters & {*apart}
     second = Again(gm, fakes, joint, compile_training, compile_aten, prepare, nodes, detached, last)
-    function = build_function(joint, halves, forward, backward, parameters != {*joint.gradients}, second)
+    function = build_function(joint, halves, forward, backward, second)
     apply = super(torch.autograd.Function, function).apply      # without the questions of `Function.apply`, which guards have asked
     finish = build_finish(joint)
     needs_enabling = not torch.is_grad_enabled()        # the program itself enables gradients somewhere

@@ -278,8 +278,10 @@ def resolved(t: torch.Tensor) -> torch.Tensor:
 LARGE, FIRST = 1 << 20, 4
 
 
-def kept_tensor(x: torch.Tensor | None) -> Callable[[], torch.Tensor | None]:
-    return lambda: x
+def empty_with_history(x: torch.Tensor) -> torch.Tensor:
+    """Leads where `x` came from, and keeps none of its memory."""
+    with torch.enable_grad():
+        return x.narrow(0, 0, 0).clone()
 
 
 class Inputs:
@@ -299,22 +301,23 @@ class Inputs:
         held = [self.hold(i, inputs[i]) for i in self.others]
         return held, [inputs[i] for i in self.numbers], [version_of(inputs[i]) for i, _ in self.leaves]
 
-    def hold(self, i: int, x: torch.Tensor) -> tuple[Callable, int]:
-        """(input `i` or a copy of it, or a function that returns None; its version)."""
+    def hold(self, i: int, x: torch.Tensor) -> tuple[torch.Tensor | Callable | None, int, torch.Tensor | None]:
+        """(input `i`, a copy of it, a weak reference, or None; its version; a tensor with its history)."""
         again, small = self.again, x.nbytes <= LARGE
         likely = again.expected or again.calls <= FIRST
         if not (small or likely or again.last):
-            return (kept_tensor(None), 0) if i in again.overwritten else (weakref.ref(x), version_of(x))
+            kept = None if i in again.overwritten else weakref.ref(x)
+            return kept, version_of(x), empty_with_history(x) if x.requires_grad else None
         if i in again.overwritten or small and likely and i in again.exposed and not again.last:
             x = copied(x)
-        return kept_tensor(x), version_of(x)
+        return x, version_of(x), x
 
     def find(self, ctx, noted, saved: Sequence) -> list | str:
         """The inputs, or why they cannot be had."""
         others, numbers, versions = noted
         found = {i: saved[place] for i, place in self.saved.items()} | dict(zip(self.numbers, numbers))
         watched = {i: (getattr(ctx.next_functions[k][0], "variable", None), version) for (i, k), version in zip(self.leaves, versions)}
-        watched |= {i: (held(), version) for i, (held, version) in zip(self.others, others)}
+        watched |= {i: (held() if type(held) is weakref.ref else held, version) for i, (held, version, _) in zip(self.others, others)}
         for i, (x, version) in watched.items():
             if x is None:
                 lost = i in self.again.overwritten
