@@ -33,7 +33,7 @@ from torch.utils import _pytree as pytree
 from . import logs
 from .ch01_graphs.graph import eager_callable
 from .ch05_autograd.callables import interpret_aten
-from .ch05_autograd.joint import Joint
+from .ch05_autograd.joint import Joint, computes
 from .ch05_autograd.runtime import compile_training
 from .ch06_decompositions.decompose import decompose
 from .ch07_loops.lower import lower
@@ -148,12 +148,14 @@ def note_missing_gpu(backend: str) -> None:
 # second derivatives are eager's.
 #
 # A kernel that stands for one operator, as for `relu` or a layer norm, may be faster than eager's or not. Where there is little to
-# compute, that does not matter: the node costs thirty microseconds, which is more than eager's `relu` takes in all. So a small region
-# on a CPU is left to eager, too, if the halves launch no less than eager makes calls (`joint.calls`). `F.normalize` makes
-# seventeen, forward and backward, which become two kernels, and those are faster at any size. Without gradients there is no such
-# node, and the kernel is what runs.
+# compute, that does not matter: the node costs twenty microseconds, which is more than eager's `relu` takes in all. So a small region
+# on a CPU is left to eager, too, if the halves launch no less than eager makes calls (`joint.calls`), or not so many less that they
+# make up for the node (`NODE`). There the calls are counted as primitives, because what eager does in one call may be much: a `gelu`
+# costs it as much as ten additions. `F.normalize` has eighteen, forward and backward, which become two kernels, and those are faster at
+# any size. A layer of an `nn.Linear` and a `relu` gains two, so networks of up to two such layers are eager's. Without gradients there is
+# no such node, and the kernel is what runs.
 #
-# What would lose is compiled. A graph of which calls were merged or left out, or whose views have become arguments of calls,
+# What would lose is compiled. A larger graph of which calls were merged or left out, or whose views have become arguments of calls,
 # makes fewer calls compiled. CUDA graphs take the host's time away altogether. A checkpoint keeps less than eager's formulas do, a
 # `backward()` inside of the graph is planned as a whole, and of who writes to an input more is promised than its calls keep. The
 # other rungs of the ladder run what they are there to run.
@@ -161,22 +163,27 @@ def note_missing_gpu(backend: str) -> None:
 # A region on a CPU also runs as it was captured where a second derivative of it is expected (`second.py`).
 
 # %%
+NODE = 5            # as many small primitives cost about what a node of autograd does
+
+
 def as_captured(gm: fx.GraphModule, joint: Joint, halves: list[Callable]) -> str | None:
     """Why the captured graph may run in the place of its compiled `halves`, forward first; None if it is not to."""
     if joint.mutated or not all(isinstance(half, HostProgram) for half in halves):
         return None
     launched = [step for half in halves for step in half.schedule.steps]
     kernels = any(isinstance(step, Kernel) for step in launched)
-    small = joint.gradients and joint.calls <= len(launched) and all(is_small(n.meta["val"]) for n in gm.graph.nodes if n.op != "output")
+    primitives = sum(computes(n) and bool(n.all_input_nodes) for n in joint.gm.graph.nodes)
+    few = joint.gradients and min(joint.calls, primitives - NODE) <= len(launched)
+    small = few and all(is_small(n.meta["val"]) for n in gm.graph.nodes if n.op != "output")
     if kernels and not small:
         return None
     if not of_operators(gm):
         return None
     calls, compiled = sum(not takes_item(n) for n in calls_of(gm)), len(halves[0].schedule.steps)
-    if not 0 < calls <= compiled:
+    if not calls or calls > compiled and not small:
         return None
-    if kernels:
-        return f"it is small, and the {joint.calls} calls that eager makes for it would be {len(launched)} compiled"
+    if kernels or calls > compiled:
+        return f"it is small, and the {joint.calls} calls that eager makes for it would be {len(launched)} compiled, and a node of autograd"
     return f"no kernel is generated for it, and its {logs.count(calls, 'call')} would be {logs.count(compiled, 'library call')} compiled"
 
 

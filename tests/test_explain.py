@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import minicompile
 from minicompile import advice, driver, logs
@@ -223,17 +224,20 @@ def checkpointed(a, b):
     return torch.utils.checkpoint.checkpoint(torch.mm, a, b, use_reentrant=False)
 
 
-CONSTANT = torch.randn(4, 4)
+CONSTANT, LARGE_CONSTANT = torch.randn(4, 4), torch.randn(4, 5000)
 LIBRARIES, SMALL = "because no kernel is generated", "because it is small"
 AS_CAPTURED = {
     "a product": (lambda a, b: a @ b, {}, LIBRARIES), "two products": (lambda a, b: a @ b @ CONSTANT, {}, LIBRARIES),
     "sizes that vary": (lambda a, b: a @ b, {"dynamic": True}, LIBRARIES),
     "a kernel": (lambda a, b: (a @ b).relu(), {}, SMALL), "a kernel in backward": (lambda a, b: a @ a, {}, SMALL),
     "a kernel of varying sizes": (lambda a, b: a.relu(), {"dynamic": True}, None),
-    "two kernels": (lambda a, b: a.softmax(0).softmax(1), {}, SMALL), "a fused kernel": (lambda a, b: (a @ b).relu().sin(), {}, None),
-    "one that eager makes of many": (lambda a, b: torch.nn.functional.normalize(a), {}, None),
+    "two kernels": (lambda a, b: a.softmax(0).softmax(1), {}, SMALL), "a fused kernel": (lambda a, b: (a @ b).relu().sin(), {}, SMALL),
+    "a fused kernel of much": (lambda a, b: (a @ b).sigmoid().tanh(), {}, None),
+    "a norm and a gelu": (lambda a, b: F.gelu(F.layer_norm(a, (4,))), {}, None),
+    "one that eager makes of many": (lambda a, b: F.normalize(a), {}, None),
     "a large one": (lambda a, b: a.repeat(100, 100).relu(), {}, None),
-    "a merged call": (lambda a, b: (a @ b) * (a @ b), {}, None), "a view": (lambda a, b: a @ b.t(), {}, None),
+    "a merged call": (lambda a, b: (a @ LARGE_CONSTANT) @ (a @ LARGE_CONSTANT).t(), {}, None),
+    "a view": (lambda a, b: a @ b.t(), {}, SMALL), "a large view": (lambda a, b: LARGE_CONSTANT.t() @ a.t(), {}, None),
     "a write": (lambda a, b: torch.mm(a.detach(), a.detach(), out=b.detach()) @ a, {}, None),
     "a checkpoint": (checkpointed, {}, None), "another rung": (lambda a, b: a @ b, {"backend": "cpp"}, None)}
 
