@@ -215,6 +215,11 @@ MC float mc_exp_moderate(float x) {  // |x| < 80
   return MC_FMA(p, scale, scale);
 }
 
+MC float mc_exp2_moderate(float x) {  // |x| < 115
+  const float n = __builtin_rintf(x), p = mc_expm1_reduced((x - n) * 0.693147182f), scale = mc_pow2((int32_t)n);
+  return MC_FMA(p, scale, scale);
+}
+
 // ---- erf: an odd polynomial near zero; 1 - e^Q(|x|) beyond
 MC float mc_erf(float x) {
   const float a = __builtin_fabsf(x), s = x * x;
@@ -238,7 +243,7 @@ MC float mc_erf(float x) {
 // ---- 1 + erf(x): 2^(t Q(t)) with t = |x| left of zero (ch08_fusion/values.py, which writes MC_ERF_Q); below -7 nothing is left of it
 MC float mc_erf_plus_one(float x) {
   const float a = __builtin_fabsf(x), t = a > 7.0f ? 7.0f : a;
-  const float left = a > 7.0f ? 0.0f : mc_exp_moderate(MC_ERF_Q(t) * t * 0.693147182f);
+  const float left = a > 7.0f ? 0.0f : mc_exp2_moderate(MC_ERF_Q(t) * t);
   return x != x ? x : (x > 0.0f ? 2.0f - left : left);
 }
 
