@@ -106,6 +106,7 @@ class Joint:
     watched: dict[int, set[int]] = field(default_factory=dict)      # see `saved_after_writing`
     overlaps: list[set[int]] = field(default_factory=list)          # see `overlapping`
     reached: list[set[int]] = field(default_factory=list)   # of each gradient the tangents that lead to it in eager
+    memories: list = field(default_factory=list)            # of each gradient the memory that it lies in, in eager
     calls: int = 0                  # of operators, but for views, that eager makes in forward and backward
 
 # %% [markdown]
@@ -365,7 +366,8 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
               and node.name not in parameters}
     joint = Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [], recipes,
                   places_of(recipes, outputs), symbols=_symbols(entries), exposed=exposed, viewed=viewed, watched=watched,
-                  overlaps=overlaps, calls=sum(map(computes, recorded.graph.nodes)))
+                  overlaps=overlaps, memories=[g if g is None else storage_key(g) for g in gradients],
+                  calls=sum(map(computes, recorded.graph.nodes)))
     joint = _finish(recorded, joint, entries, returned)
     joint.hidden = [i for i in joint.copied if entries[i]._version == versions[i]]
     return joint
@@ -517,7 +519,8 @@ def simplify(joint: Joint, rewrite=None) -> Joint:
 def separate_results(joint: Joint) -> None:
     """Results are distinct tensors for the caller, also where the graph computes one value, or an input. One
     that is a window onto a larger memory remains one: the memory is copied. Gradients are distinct among
-    themselves: the engine keeps the first gradient of a leaf as its `.grad`, and adds the next in place."""
+    themselves: the engine keeps the first gradient of a leaf as its `.grad`, and adds the next in place. What eager's formulas
+    hand on of a tangent, as those of a sum of two tensors or of `cat` do, is handed on here, too (`handed_on`)."""
     gm, count = joint.gm, joint.results + len(joint.written)
     output = next(iter(reversed(gm.graph.nodes)))
     values, seen, lent = list(output.args[0]), set(), {}
@@ -532,14 +535,30 @@ def separate_results(joint: Joint) -> None:
                 for step in steps if window else ():
                     values[i] = emit_step(b, values[i], step)
             seen.add(root)
-        seen.clear()
-        for i, value in enumerate(values[count:], count):
-            if isinstance(value, fx.Node) and (root := view_chain(value, lent)[0]) in seen:
-                b.current = value
-                values[i] = append_call(b, aten.clone.default, (value,))
-            elif isinstance(value, fx.Node):
-                seen.add(root)
+        before: dict[fx.Node, list] = {}
+        for i, (value, memory) in enumerate(zip(values[count:], joint.memories), count):
+            if isinstance(value, fx.Node):
+                earlier = before.setdefault(root := view_chain(value, lent)[0], [])
+                if not all(memory == other and handed_on(root, value, shown) for shown, other in earlier):
+                    b.current = value
+                    values[i] = append_call(b, aten.clone.default, (value,))
+                else:
+                    earlier.append((value, memory))
     output.args = (tuple(values),)
+
+
+def handed_on(tangent: fx.Node, a: fx.Node, b: fx.Node) -> bool:
+    """May two gradients be `a` and `b`, views of one memory? If they are one tensor, the engine counts who holds it, and copies it for
+    all but the last; if they are two, they must have no element in common. The memory is that of a tangent, as it is in eager."""
+    if "tangent" not in tangent.meta:
+        return False
+    if a is b:
+        return True
+    forms = [(t.storage_offset(), t.shape, t.stride()) for t in (a.meta["val"], b.meta["val"])]
+    if not all(type(n) is int for offset, size, stride in forms for n in (offset, *size, *stride)):
+        return False
+    first, second = sorted((offset, offset + sum((n - 1) * step for n, step in zip(size, stride))) for offset, size, stride in forms)
+    return first[1] < second[0]
 
 
 # %% [markdown]
