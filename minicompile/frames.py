@@ -34,14 +34,14 @@ from . import advice, ch12_training, logs, marks, topics  # noqa: F401 (chapter 
 from .ch02_guards import cache as entries, codegen
 from .ch02_guards.guards import GuardSet
 from .ch02_guards.identity import strongly, weakly
-from .ch02_guards.sources import ComputedSource
+from .ch02_guards.sources import ComputedSource, LocalSource
 from .ch02_guards.torch_guards import TensorSpec
 from .ch03_capture import hook
 from .ch03_capture.binding import SUSPENDS
 from .ch03_capture.capture import WORLD
 from .ch03_capture.hook import EVALUATE
 from .ch04_breaks.breaks import fullgraph_message
-from .ch04_breaks.resume import original_code
+from .ch04_breaks.resume import origin_of, original_code
 from .config import Config, config
 from .errors import GraphBreakError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported, marked
 from .learning import explain_miss, look_again
@@ -155,6 +155,8 @@ def target_for(function, code, context):
         return None
     state = hook.kept(states, code)[context] = FrameState(weakref.ref(code), context)
     state.cache = entries.EntryCache(code.co_name, partial_of(state, on_miss), partial_of(state, FrameState.publish))
+    if config.automatic_dynamic and context.dynamic is None and (origin := origin_of(code)) is not None:
+        state.dynamic.update((LocalSource(name), how) for name, how in origin.varying.items())
     return state.cache.tail
 
 

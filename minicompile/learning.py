@@ -15,7 +15,7 @@ from .ch02_guards.identity import strongly
 from .ch02_guards.sources import ModuleAttrSource
 from .ch02_guards.torch_guards import present_strides
 from .ch03_capture import hook
-from .ch03_capture.inputs import stride_source
+from .ch03_capture.inputs import FROM_ZERO, stride_source
 from .ch03_capture.values import NUMBERS
 from .config import config
 from .versions import FrameState, model_of
@@ -75,10 +75,9 @@ def learn_dynamic(state: FrameState, guard, function, args, entry) -> None:
         dims = {d for d, (old, new) in enumerate(zip(expected.shape, value.shape))
                 if old != new and new > 1 and (d in expected.dynamic_dims or old > 1)}
         if dims:
-            known = state.dynamic.get(guard.source, frozenset())
-            # True: it was a number then
-            state.dynamic[guard.source] = dims if known is True else known | dims
+            known = state.dynamic.get(guard.source)
+            state.dynamic[guard.source] = known | dims if isinstance(known, (set, frozenset)) else dims      # if not, it was a number then
         for d in moved(expected, value):
             state.dynamic[stride_source(guard.source, d)] = True
     elif guard.kind == "CONSTANT_MATCH" and type(value) in NUMBERS and type(expected) is type(value):
-        state.dynamic[guard.source] = True
+        state.dynamic[guard.source] = FROM_ZERO if type(value) is int and min(expected, value) in (0, 1) else True

@@ -46,7 +46,7 @@ class FrameState:
     weak_code: weakref.ref
     context: Context
     cache: entries.EntryCache = None
-    dynamic: dict = field(default_factory=dict)     # source -> symbolic dimensions (True for a number)
+    dynamic: dict = field(default_factory=dict)     # source -> what varies there, as `CaptureOptions` has it
     given_up: bool = False                          # nothing more is compiled
     full: list = field(default_factory=list)        # for whom the recompile limit was reached, as `over_limit` tells
     missed: int = 0                                 # calls that no version fits, beyond the recompile limit

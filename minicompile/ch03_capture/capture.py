@@ -65,7 +65,7 @@ ORIGINAL_METHODS.update({(cls, name): class_lookup(cls, name) for cls in _classe
 
 @dataclass
 class CaptureOptions:
-    """fullgraph: a break is an error. dynamic: source -> set of dynamic dimensions (tensors) or True
+    """fullgraph: a break is an error. dynamic: source -> set of dynamic dimensions (tensors), True or `FROM_ZERO`
     (numbers). fixed: why nothing may be a symbol, or ""; everything: whether all arguments are. used:
     becomes true when a symbol was made. unseen: whether `torch.compiler.is_compiling()` is False. inference: whether the
     caller is in inference mode. undo: what its traces have done ahead (`Effects`). trusting: whether a jump that only decides

@@ -111,7 +111,7 @@ def dynamic_dims(tx, real, source) -> frozenset:
     if options.fixed or 0 in real.shape:
         return frozenset()
     learned = options.dynamic.get(source, ())
-    learned = () if learned is True else learned         # True: it was a number then
+    learned = () if learned in (True, FROM_ZERO) else learned            # it was a number then
     dims = {*learned, *getattr(real, marks.DYNAMIC, ())}
     if all_vary(tx, real, source):
         dims = range(real.dim())
@@ -194,12 +194,17 @@ def new_symbol(tx, number: int, source):
 
 
 # %% [markdown]
-# Numbers of Python that vary become inputs as well. For an integer, -1, 0 and 1 stay special, and so does the
-# sign: a negative number is the negative of a symbol, so that its bounds are known (`x[:, -n:]`). It is not
-# identified with a size that happens to be equal; if the program needs them equal, it asks, and that is a
-# guard. A float is a symbol whatever it is. A scalar of NumPy is the number that tensors take it for, `x.item()`, with a note of its class.
+# Numbers of Python that vary become inputs as well. A symbol is above 1 (`ShapeEnv.create`), and an integer keeps its sign: a negative
+# number is the negative of a symbol, so that its bounds are known (`x[:, -n:]`). A 0 or 1, the first values of most counters, is a symbol
+# less 2: who asks whether it is 0 or 1, as a size does, gets a guard, and to who does not ask it may be any number from 0 on. So is a
+# number that has been, or is expected to be, 0 or 1 in other calls (`FROM_ZERO` in `options.dynamic`). It is not
+# identified with a size that happens to be equal; if the program needs them equal, it asks, and that is a guard. A float is a symbol
+# whatever it is. A scalar of NumPy is the number that tensors take it for, `x.item()`, with a note of its class.
 
 # %%
+FROM_ZERO = "from zero"
+
+
 def wrap_dynamic_number(tx, real, source):
     if source in tx.symbols.numbers:
         return tx.symbols.numbers[source]
@@ -208,17 +213,21 @@ def wrap_dynamic_number(tx, real, source):
         guard(tx, source, "TYPE_MATCH", kind)
         known = wrap_dynamic_number(tx, real.item(), CallSource(source, "item"))
         return const(real) if type(known) is not SymVal else SymVal(node=known.node, sym=known.sym, scalar=kind, source=source)
-    if kind is int and not 1 < abs(real) < 2**31:
+    if kind is int and (real == -1 or abs(real) >= 2**31):
         guard(tx, source, "CONSTANT_MATCH", real)
         return const(real)
     guard(tx, source, "TYPE_MATCH", kind)
-    at = CallSource(source, "__neg__") if kind is int and real < 0 else source
-    symbol = new_symbol(tx, abs(real) if kind is int else real, at)
+    at, number, back = source, real, ()
+    if kind is int and (real < 2 or tx.options.dynamic.get(source) == FROM_ZERO):
+        at, number, back = (CallSource(source, "__add__", (2,)), real + 2, (operator.sub, 2)) if real >= 0 else \
+            (CallSource(source, "__neg__"), -real, (operator.neg,))
+    symbol = new_symbol(tx, number, at)
     if kind is int:
         guard(tx, source, "SIZE", ("1 < n < 2147483648", (("n", at),)))
-    node = add_input(tx, abs(real) if kind is int else real, symbol, at)
-    if at is not source:
-        node, symbol = tx.graph.call_function(operator.neg, (node,)), -symbol
+    node = add_input(tx, number, symbol, at)
+    if back:
+        function, *others = back
+        node, symbol = tx.graph.call_function(function, (node, *others)), function(symbol, *others)
         node.meta.update(val=symbol, location=location(tx), origins=())
     value = tx.symbols.numbers[source] = SymVal(node=node, sym=symbol, source=source)
     return value

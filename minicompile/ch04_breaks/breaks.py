@@ -20,12 +20,14 @@
 import linecache
 
 from .. import advice
+from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.identity import held
 from ..ch02_guards.sources import LocalSource
 from ..ch03_capture import capture as cap, hook
 from ..ch03_capture.epilogue import Epilogue, expression, pool
-from ..ch03_capture.values import LASTI, NULL, CellVal, HandlingVal, NotConstant
+from ..ch03_capture.inputs import FROM_ZERO
+from ..ch03_capture.values import LASTI, NULL, CellVal, HandlingVal, Lazy, NotConstant, SymVal, TensorVal
 from ..errors import GraphBreakError, SkipFrame, Unsupported, marked
 from . import resume, steps
 
@@ -113,6 +115,7 @@ def cut(done: cap.Trace, reason) -> cap.Captured:
     if not ep.writes and not has_graph(tx) and (whole := only_step(done, path)) is not None:
         return cap.Captured(None, [], [], GuardSet(), whole[0], whole[1], [reason], weak=(0,))
     point = step_for(code, path, set(locals_), kinds)
+    hand_on(tx, frame, point)
     items = point.call_text(pool(ep, point.code), locals_, slots, cells, frame.code)
     call = f"{pool(ep, resume.TailCall)}(({items}))"
     if resume.is_resume(frame.code):
@@ -129,6 +132,24 @@ def step_for(*args):
     point = steps.make_step(*args)
     hook.skip_code(point.code)
     return point
+
+
+def hand_on(tx, frame, step: resume.ResumePoint) -> None:
+    """What varies before a break does so behind it, and need not be learned again by a second version."""
+    named = {**frame.locals, **{f"__stack{n}": value for n, value in enumerate(frame.stack)}}
+    varying = {name: how for name, value in named.items() if (how := variation(tx, value))}
+    for point in step.exits:
+        known = resume.origin_of(point.code).varying
+        known.update((name, how) for name, how in varying.items() if name not in known)
+
+
+def variation(tx, value):
+    """What of a value of the trace is a symbol, in the way of `CaptureOptions.dynamic`; for one that came in, what has varied before."""
+    if type(value) is Lazy:
+        return tx.options.dynamic.get(value.source)
+    if type(value) is TensorVal:
+        return frozenset(d for d, n in enumerate(value.fake.shape) if is_symbolic(n))
+    return FROM_ZERO if type(value) is SymVal else None
 
 
 def has_graph(tx) -> bool:

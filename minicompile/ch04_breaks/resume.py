@@ -46,6 +46,7 @@
 # In tracebacks a resume function goes by the name of its original. Only its qualified name says where it begins.
 
 # %%
+import dis
 import types
 import weakref
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ from dataclasses import dataclass, field
 from .. import marks
 from ..ch03_capture.binding import SUSPENDS
 from ..ch03_capture.hook import kept, record
+from ..ch03_capture.inputs import FROM_ZERO
 from ..ch03_capture.tracer import PYTHON
 from ..errors import Unsupported
 from . import bytecode as bc
@@ -83,12 +85,13 @@ HAS_ARGUMENT = (VALUE, CONTEXT, HANDLING)
 @dataclass(eq=False)
 class ResumePoint:
     """A resume function or a step. `code` takes `locals`, then an argument for each VALUE, CONTEXT and
-    HANDLING in `stack`, then has `cells` as free variables."""
+    HANDLING in `stack`, then has `cells` as free variables. exits: of a step, the resume functions that it leads to."""
     name: str
     code: types.CodeType
     locals: tuple[str, ...]
     stack: tuple[str, ...]
     cells: tuple[str, ...]
+    exits: "list[ResumePoint]" = field(default_factory=list, repr=False)
 
     def function(self, func_globals: dict, *closure) -> types.FunctionType:
         return types.FunctionType(self.code, func_globals, self.name, None, closure)
@@ -153,13 +156,15 @@ def pieces(code) -> dict:
 @dataclass(eq=False)
 class Origin:
     """What a resume function was cut from: the code, held weakly, its name, where it begins, and where each offset of its own is
-    there; its locals and stack are those of its `ResumePoint`."""
+    there; its locals and stack are those of its `ResumePoint`; what varies from call to call, as far as that is known beforehand: names of
+    parameters, each with what `CaptureOptions.dynamic` has for it."""
     code: weakref.ref
     name: str
     start: int
     offsets: dict[int, int] = field(repr=False)
     locals: tuple[str, ...]
     stack: tuple[str, ...]
+    varying: dict
 
 
 def origin_of(code) -> Origin | None:
@@ -203,22 +208,24 @@ def needed_locals(code, offset: int) -> set:
     return live
 
 
-def make_resume(code, offset: int, bound: set | None, stack: tuple) -> ResumePoint:
+def make_resume(code, offset: int, bound: set | None, stack: tuple, results=()) -> ResumePoint:
     """The function that continues `code` before the instruction at byte `offset`.
 
     bound: names of the locals that are set there (default: all that the rest may read). stack: kinds of the
-    stack slots, bottom first. Raises Unsupported for generators and for unknown slots. """
+    stack slots, bottom first. results: names of the parameters that a step has computed. Raises Unsupported for generators and for
+    unknown slots. """
     code, offset = original_position(code, offset)
     parameters = parameters_at(code, offset, bound)
     known, key = kept(pieces, code), (offset, parameters, tuple(stack))
     if key not in known:
         draft = Draft(code, offset, parameters, tuple(stack))
         draft.body = [bc.new("JUMP_FORWARD", target=draft.start, position=draft.start.position)]
-        name = f"{code.co_name}__resume_at_{offset}"
+        name, varying = f"{code.co_name}__resume_at_{offset}", counted_in_loops(draft)
         resumed, instructions = assemble(draft, name, with_original=True)
         known[key] = ResumePoint(name, resumed, parameters, tuple(stack), draft.cells)
         record(resumed)["origin"] = Origin(weakref.ref(code), code.co_qualname, offset, new_offsets(resumed, instructions), parameters,
-                                           tuple(stack))
+                                           tuple(stack), dict.fromkeys(varying, FROM_ZERO))
+    origin_of(known[key].code).varying.update(dict.fromkeys(results, FROM_ZERO))
     return known[key]
 
 
@@ -232,6 +239,29 @@ def parameters_at(code, offset, bound) -> tuple:
     live, cells = needed_locals(code, offset), (*code.co_cellvars, *code.co_freevars)
     return tuple(name for name in code.co_varnames
                  if name in live and name not in cells and (bound is None or name in bound))
+
+
+# %% [markdown]
+# **Numbers that will be others.** A resume function is compiled when it is first reached, for the number that a loop has counted to, or
+# that `x.item()` has found. That these vary need not be learned by a second version: what the step has computed (`results`), the targets
+# of a `for`, and what is changed in place (`n += 1`) are symbols in the first, if they are numbers. So are the numbers and sizes that were
+# symbols before the break (`breaks.py`).
+
+# %%
+FIRST_IN_PLACE = dis._nb_ops.index(("NB_INPLACE_ADD", "+="))
+
+
+def counted_in_loops(draft) -> set[str]:
+    """Targets, and variables that are changed in place, of the loops around the place where a draft begins."""
+    found, varies = set(), False                    # varies: what lies on top of the stack is such a value
+    loops = [(i.target.offset, i.offset) for i in draft.instructions
+             if i.target is not None and i.target.offset <= draft.offset <= i.offset]
+    for i in draft.instructions:
+        if varies and i.name == "STORE_FAST" and any(first <= i.offset <= last for first, last in loops):
+            found.add(draft.names[i.arg])
+        varies = i.name == "FOR_ITER" or i.name == "BINARY_OP" and i.arg >= FIRST_IN_PLACE or \
+            varies and i.name in ("STORE_FAST", "UNPACK_SEQUENCE")
+    return found
 
 
 # %% [markdown]

@@ -18,8 +18,8 @@
 #     CALL                 1               ... return TailCall((g__resume_at_66, (x,)))
 #     POP_TOP
 #
-# The body resumes at 30 in every round, with another `i` and the same kind of iterator. `i` soon becomes an
-# input of the graph, so the loop needs three graphs, be it nine rounds or a thousand.
+# The body resumes at 30 in every round, with another `i` and the same kind of iterator. `i` is an
+# input of the graph there, so the loop needs three graphs, be it nine rounds or a thousand.
 
 # %%
 import dis
@@ -38,13 +38,14 @@ from .resume import (
 @dataclass(eq=False)
 class Walk:
     """Where a step has come to: the position among the instructions, the stack's kinds, the locals set.
-    fresh: how many slots on top the step itself has pushed. pending: exits to be written, as (label,
-    instructions that come first, original offset, kinds, locals)."""
+    fresh: how many slots on top the step itself has pushed. stored: the locals that it has set. pending: exits to be written, as (label,
+    instructions that come first, original offset, kinds, locals, parameters there that the step has computed)."""
     draft: Draft
     at: int
     kinds: list
     bound: set
     fresh: int = 0
+    stored: set = field(default_factory=set)
     pending: list = field(default_factory=list)
 
 
@@ -89,7 +90,8 @@ def cover(draft: Draft, made, i) -> None:
 def leave_at(w: Walk, target, kinds, first=()):
     """A label for leaving the path: the exit itself is written later."""
     label = bc.new("NOP", position=w.draft.start.position)
-    w.pending.append((label, first, target.offset, tuple(kinds), frozenset(w.bound)))
+    results = w.stored.union(f"__stack{n}" for n in range(len(kinds) - w.fresh, len(kinds)))
+    w.pending.append((label, first, target.offset, tuple(kinds), frozenset(w.bound), results))
     return first[0] if first else label
 
 
@@ -147,6 +149,7 @@ def execute(w: Walk, i):
         variable = w.draft.names[i.arg]
         # At the end of a comprehension 3.12 puts back what it has hidden: NULL if the variable was unbound
         (w.bound.add if name == "STORE_FAST" and top != NULL else w.bound.discard)(variable)
+        w.stored.add(variable)
 
 
 def is_method_load(i) -> bool:
@@ -255,10 +258,10 @@ def make_step(code, path: list, bound: set, stack: tuple) -> ResumePoint:
             branch(w, i, False if i.name == "FOR_ITER" else None)
     w.fresh = results(i)
     put_away(w)
-    write_exits(w)
+    exits = write_exits(w)
     covered = bool(draft.own)
     made, _ = assemble(draft, code.co_name, with_original=covered, firm=True)
-    known[key] = ResumePoint(code.co_name, made, parameters, tuple(stack), draft.cells)
+    known[key] = ResumePoint(code.co_name, made, parameters, tuple(stack), draft.cells, exits)
     return known[key]
 
 
@@ -305,10 +308,11 @@ def put_away(w: Walk):
 CLOSURE = 8                                              # flag: below the code lies a tuple of cells
 
 
-def write_exits(w: Walk):
-    draft, body = w.draft, w.draft.body
-    for label, first, offset, kinds, bound in w.pending:
-        point = make_resume(draft.code, offset, bound, kinds)
+def write_exits(w: Walk) -> list[ResumePoint]:
+    """Write them, and return the resume functions to which they lead."""
+    draft, body, points = w.draft, w.draft.body, []
+    for label, first, offset, kinds, bound, results in w.pending:
+        points.append(point := make_resume(draft.code, offset, bound, kinds, results))
         emit = [*first, label]
 
         def new(name, arg=0):
@@ -351,6 +355,7 @@ def write_exits(w: Walk):
         new("CALL", 1)
         new("RETURN_VALUE")
         body += emit
+    return points
 
 
 # %% [markdown]

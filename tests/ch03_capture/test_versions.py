@@ -357,7 +357,7 @@ def averaged():
 
 
 def test_a_state_dict():
-    count(averaged, 3, calls=6)
+    count(averaged, 2, calls=6)
 
 
 # ------------------------------------------------------------------ numbers that nothing is computed with
@@ -567,3 +567,49 @@ def test_beyond_the_limit_what_is_asked_for_strictly_raises():
             free(torch.ones(3), n)
     with minicompile.set_stance("fail_on_recompile"), pytest.raises(minicompile.RecompileError):
         free(torch.ones(3), 99)
+
+
+# ------------------------------------------------------------------ numbers that vary behind a graph break
+def loop_with_item():
+    def f(x):
+        total, seen = 0.0, 0
+        for i in range(6):
+            x = x * 0.5 + i
+            total += x.sum().item()
+            seen += 1
+            x = x + seen
+        return x, total, seen
+    return f, lambda i: (torch.full((3,), float(i)),)
+
+
+def items_before_the_next_break():
+    def f(x):
+        a = x[0].item()
+        y = x * a
+        b = y[1].item()
+        return y + a - b
+    return f, lambda i: (torch.arange(3.0) + i,)
+
+
+def position_that_was_found():
+    def f(x):
+        k = x.argmax().item()
+        return x[k] * 2 + k
+    return f, lambda i: (torch.eye(4)[i % 4],)
+
+
+def sizes_behind_a_break():
+    def f(x, late):
+        y = x * 2
+        if late:
+            y[0].item()
+            return y.softmax(0)
+        return y
+    return f, lambda i: (torch.ones(3 + i), i > 3)
+
+
+@pytest.mark.parametrize("make, graphs, breaks", [
+    (loop_with_item, 4, 4), (items_before_the_next_break, 3, 2), (position_that_was_found, 2, 1), (sizes_behind_a_break, 4, 1)])
+def test_numbers_that_vary_behind_a_break(make, graphs, breaks):
+    """What was a symbol before a break, what a loop counts, and what the break has computed is a symbol in the first version behind it."""
+    count(make, graphs, breaks)

@@ -209,7 +209,7 @@ def generator_expression(x):
 PROGRAMS = [  # function, number of graphs over inputs (x, -x), or None when it depends on the Python version
     (straight, 3), (on_stack, None), (branch, None), (conditional_expression, None), (item, 2), (callee_breaks, None),
     (module_breaks, None), (with_no_grad, 2), (nested_contexts, 2), (closure_cells, None), (side_effects_in_order, None),
-    (loop_breaks, 4), (loop_before_and_after, 2), (try_breaks, 2), (store_attribute, None), (tolist_and_f_string, None),
+    (loop_breaks, 3), (loop_before_and_after, 2), (try_breaks, 2), (store_attribute, None), (tolist_and_f_string, None),
     (unpack_starred, None), (mask_index, None), (star_call, None), (in_place_operator, None), (suppress, None),
     (generator_expression, None)]
 
