@@ -613,3 +613,18 @@ def sizes_behind_a_break():
 def test_numbers_that_vary_behind_a_break(make, graphs, breaks):
     """What was a symbol before a break, what a loop counts, and what the break has computed is a symbol in the first version behind it."""
     count(make, graphs, breaks)
+
+
+def rows_and_places():
+    rows, cube = torch.tensor([2, 0]), torch.arange(120.0).reshape(5, 6, 4)
+
+    def f(x, n):
+        c = cube * x
+        c[n, rows] = 0
+        return (c[n, rows], c[rows, n], c[n, :, rows], c[:, rows, n], c[None, rows, n], c[n, rows, rows], c[rows[:, None], n, rows],
+                c[n, 0, rows])
+    return f, lambda i: (torch.tensor(float(i)), i % 4)
+
+
+def test_tensors_of_indices_beside_a_place_that_varies():
+    count(rows_and_places, 2)

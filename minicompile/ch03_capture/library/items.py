@@ -31,7 +31,7 @@ from ..tensors import emit, tensor_shape
 from ..tracer import call, unsupported
 from ..varying import varying_item
 from ..values import (
-    AbstractValue, Const, DictVal, ListVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TensorVal,
+    Const, DictVal, ListVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TensorVal,
     TupleVal, ViewVal, boolean, const, is_unseen)
 from ..wrap import as_python, counted, entries, guard_keys, has_number, key_in, key_of, part, realize, wrap
 
@@ -188,46 +188,53 @@ def item_of_object(tx, self, key):
 # present value by PyTorch's indexing. A slice of length one accepts a symbol, so `select_symbolic` takes
 # `x[:, n:n+1]` and removes the dimension of length one. It does so only after it has asked whether `n` is
 # in range, because a slice that is out of range is empty, and not an error. `dim` counts the dimensions of
-# the tensor, and `out` those of the result; `picked` are the ones to be removed.
+# the tensor, and `out` those of the result; `picked` are the ones to be removed. Tensors of indices come later, as in
+# PyTorch's own indexing: `x[n, rows]` is `x[n][rows]`, and `x[rows, n]` is `x[:, n][rows]`.
 
 # %%
-def select_symbolic(tx, tensor, key) -> AbstractValue | None:
-    """`x[:, n]` with a symbolic n. PyTorch's indexing would fix n; `x[:, n:n+1].select(1, 0)` does not. None
-    where the key is not of this kind, or n may be out of range."""
+def select_symbolic(tx, tensor, key) -> tuple | None:
+    """The tensor and the key that are left of `tensor[key]` when symbolic positions are taken: for `x[:, n]`, `x[:, n:n+1].select(1, 0)`
+    and `...`. None where the key is not of this kind, or n may be out of range."""
     parts = key.items if type(key) is TupleVal else [key]
     if not any(type(p) is SymVal and p.cls is int for p in parts):
         return None
-    if any(type(p) not in (SymVal, SliceVal) and not (type(p) is Const and type(p.value) in (int, type(None)))
-           for p in parts):
+    if not all(type(p) in (SymVal, SliceVal) or is_index_tensor(p) or type(p) is Const and type(p.value) in (int, type(None))
+               for p in parts):
         return None
-    sizes, dim, out, picked, new = tensor.fake.shape, 0, 0, [], []
+    sizes, dim, out, picked, new, rest = tensor.fake.shape, 0, 0, [], [], []
     for p in parts:
-        fresh = p is NONE
+        fresh, indices = p is NONE, type(p) is TensorVal
         if type(p) is SymVal:
             n = p.sym
             if dim >= len(sizes) or not (-sizes[dim] <= n and n < sizes[dim]):
                 return None
             picked.append(out - len(picked))
             p = SliceVal(p, binary(tx, "+", p, const(1)), NONE)
-        out += fresh or type(p) is SliceVal
+        elif fresh or type(p) is not Const:
+            rest.append(p if indices else SliceVal(NONE, NONE, NONE))
+        out += fresh or type(p) is not Const
         dim += not fresh
-        new.append(p)
+        new.append(SliceVal(NONE, NONE, NONE) if indices else p)
     result = emit(tx, operator.getitem, [tensor, TupleVal(items=new)])
     for d in picked:
         result = emit(tx, "select", [result, const(d), const(0)])
-    return result
+    return result, TupleVal(items=rest) if any(type(p) is TensorVal for p in rest) else const(Ellipsis)
+
+
+def is_index_tensor(value) -> bool:
+    """Whether this is a tensor of positions in one dimension: no mask, and no number, which eager's indexing would look at."""
+    return type(value) is TensorVal and value.fake.dim() > 0 and value.fake.dtype in (torch.int64, torch.int32)
 
 
 @method(TensorVal, "__getitem__")
 def item_of_tensor(tx, self, key):
-    return select_symbolic(tx, self, key) or emit(tx, operator.getitem, [self, key])
+    place, left = select_symbolic(tx, self, key) or (self, key)
+    return place if place is not self and type(left) is Const else emit(tx, operator.getitem, [place, left])
 
 
 @method(TensorVal, "__setitem__")
 def store_in_tensor(tx, self, key, value):
-    place = select_symbolic(tx, self, key)
-    target = [self, key] if place is None else [place, const(Ellipsis)]
-    emit(tx, operator.setitem, [*target, value])
+    emit(tx, operator.setitem, [*(select_symbolic(tx, self, key) or (self, key)), value])
 
 
 @method(TensorVal, "__len__")
