@@ -236,13 +236,16 @@ static inline PyObject *look(int kind, PyObject *holder, const Key *key)
 static inline int has_only_names(PyObject *dict) { return DK_IS_UNICODE(((PyDictObject *)dict)->ma_keys); }
 
 /* Whether the items of an object are those of the dict that it is; whole: also its length and order. An OrderedDict has an
- * order of its own, which changes no number, unless it is empty. */
+ * order of its own, which changes no number, unless it is empty. A class derived from dict reads items through a slot of its
+ * own, also where it has no method for that. */
 static int is_like_dict(PyObject *object, int whole)
 {
+    static PyObject *name = NULL;
     PyTypeObject *a = Py_TYPE(object), *b = &PyDict_Type;
     if (PyODict_CheckExact(object) && whole)
         return PyDict_GET_SIZE(object) == 0;
-    return PyDict_Check(object) && a->tp_as_mapping->mp_subscript == b->tp_as_mapping->mp_subscript &&
+    return PyDict_Check(object) && (name != NULL || (name = PyUnicode_InternFromString("__getitem__")) != NULL) &&
+           _PyType_Lookup(a, name) == _PyType_Lookup(b, name) &&
            (!whole || (a->tp_iter == b->tp_iter && a->tp_as_mapping->mp_length == b->tp_as_mapping->mp_length &&
                        (a->tp_as_number == NULL || a->tp_as_number->nb_bool == NULL)));
 }

@@ -283,6 +283,43 @@ def test_a_training_step_checks_nothing_twice(monkeypatch):
     assert full and not any(map(torch.equal, before, net.parameters()))
 
 
+class Registry(dict):
+    """A dict with a method of its own, as transformers keeps what its models record."""
+    def __setitem__(self, key, value):
+        super().__setitem__(str(key), value)
+
+
+class Doubled(Registry):
+    def __getitem__(self, key):
+        return {"n": 2 * super().__getitem__(key)["n"]}
+
+
+@needs_memo
+@pytest.mark.parametrize("cls, again", [(Registry, False), (Doubled, True)])
+def test_a_class_derived_from_dict_is_looked_at_once(cls, again, monkeypatch):
+    full, registry = [], cls()
+    for i in range(stable.ENOUGH + 2):
+        registry[i] = {"n": i}
+
+    def refresh(memo, *rest):
+        full.append(memo)
+        return stable.refresh(memo, *rest)
+    hook.skip_code(refresh.__code__)
+    monkeypatch.setattr(codegen, "refresh", refresh)
+    read = agrees(lambda x: x * sum(registry[str(i)]["n"] for i in range(stable.ENOUGH + 2)))
+    for _ in range(3):
+        read(X)
+    full.clear()
+    read(X)
+    assert bool(full) == again
+    registry[3] = {"n": 5}
+    read(X)
+    registry["4"]["n"] = 7
+    read(X), read(X)
+    monkeypatch.setattr(Registry, "__getitem__", lambda self, key: {"n": 1}, raising=False)
+    read(X), read(X)
+
+
 @needs_memo
 def test_a_comparison_of_keys_runs_no_program():
     class Key:
