@@ -628,3 +628,15 @@ def rows_and_places():
 
 def test_tensors_of_indices_beside_a_place_that_varies():
     count(rows_and_places, 2)
+
+
+def rows_of_a_range():
+    def f(x, classes):
+        hot = torch.zeros_like(x)
+        hot[range(len(classes)), classes] = 1
+        return hot, x[range(len(classes))], x[range(1, len(classes)), 0], x[range(len(classes) - 1, -1, -2), 0]
+    return f, lambda i: (torch.randn(i + 4, 5, generator=torch.Generator().manual_seed(i)), torch.arange(i + 3) % 5)
+
+
+def test_ranges_as_indices_need_no_version_for_each_length():
+    count(rows_of_a_range, 2)

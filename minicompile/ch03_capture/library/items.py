@@ -226,14 +226,24 @@ def is_index_tensor(value) -> bool:
     return type(value) is TensorVal and value.fake.dim() > 0 and value.fake.dtype in (torch.int64, torch.int32)
 
 
+def with_ranges(tx, tensor, key):
+    """The key with a tensor in the place of each range whose ends vary: PyTorch makes one of it, for which it would look at the numbers."""
+    if type(key) is TupleVal:
+        return TupleVal(items=[with_ranges(tx, tensor, realize(tx, part)) for part in key.items]) if key.cls is tuple else key
+    is_open = is_unseen(key) and key.cls is range and key.recipe
+    return emit(tx, torch.arange, list(key.recipe[1]), {"device": const(tensor.fake.device)}) if is_open else key
+
+
 @method(TensorVal, "__getitem__")
 def item_of_tensor(tx, self, key):
+    key = with_ranges(tx, self, key)
     place, left = select_symbolic(tx, self, key) or (self, key)
     return place if place is not self and type(left) is Const else emit(tx, operator.getitem, [place, left])
 
 
 @method(TensorVal, "__setitem__")
 def store_in_tensor(tx, self, key, value):
+    key = with_ranges(tx, self, key)
     emit(tx, operator.setitem, [*(select_symbolic(tx, self, key) or (self, key)), value])
 
 
