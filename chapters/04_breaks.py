@@ -685,7 +685,7 @@ print(found.result.tolist(), "eager:", careful(torch.ones(3)).tolist(), "graphs:
 #
 # A loop that breaks in every round is the test of any such scheme, and tiny did not pass it. A resume function is
 # made once for a position in the original code and a set of variables. So each round resumes in the same function,
-# whose graph is used again as soon as the loop variable has become an input. The iterator passes through on the
+# whose graph is used again, because the loop variable is an input of it. The iterator passes through on the
 # stack, without a guard:
 
 # %%
@@ -696,9 +696,9 @@ for graph in found.graphs:
     print(next(line for line in print_graph(graph).splitlines() if "mul(" in line).partition("  #")[0])
 
 # %% [markdown]
-# Why three graphs and not one? The first one is that of the function, up to the first break. The second one is that
-# of the loop's body, compiled for `i == 1`, because a number is a constant until it changes. At `i == 2` the guard
-# fails, `i` becomes an input, and the third graph serves all other rounds. The four functions are `rounds` itself, the
+# Why two graphs and not one? The first one is that of the function, up to the first break. The second one is that
+# of the loop's body, and serves all other rounds: a number is a constant until it changes, but what a loop counts will change, so that
+# behind a break it is an input from the beginning. The four functions are `rounds` itself, the
 # rest after `item`, the loop's body, and the end behind the loop. The rest and the end have no tensor operation, so they
 # have no graph.
 #
