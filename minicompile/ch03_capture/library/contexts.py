@@ -25,7 +25,7 @@ from ..exceptions import user_errors
 from ..protocol import METHODS
 from ..tensors import finish_node
 from ..tracer import Tracer, call, unsupported
-from ..values import AbstractValue, BIRTHS, Const, FALSE, MethodName, MethodVal, ObjVal, boolean, const
+from ..values import AbstractValue, BIRTHS, Const, FALSE, MethodName, MethodVal, ObjVal, const
 from ..wrap import wrap
 from .builtins_ import refused
 
@@ -55,9 +55,9 @@ def switch_grad(tx, mode):
 
 # %%
 @handles(torch.set_grad_enabled)
-def make_grad_switch(tx, mode):
-    made = ObjVal(cls=torch.set_grad_enabled, attrs={"prev": boolean(torch.is_grad_enabled()), "mode": mode})
-    switch_grad(tx, mode)                        # takes effect already when it is made
+def make_grad_switch(tx, *args, **named):
+    made = ObjVal(cls=torch.set_grad_enabled)
+    call(tx, get_attribute(tx, made, "__init__"), list(args), named)             # takes effect already when it is made
     return made
 
 
