@@ -111,7 +111,8 @@ def _atom_key(atom: Atom):
 #
 # `terms` is a dictionary from a product, which is a sorted tuple of atoms, to its coefficient. The empty
 # product does not occur; its coefficient is `const`. Adding two expressions adds coefficients with equal keys
-# and drops those that became 0, so two expressions that are equal as polynomials have equal dictionaries. The
+# and drops those that became 0, so two expressions that are equal as polynomials have equal dictionaries. A quotient and a
+# remainder that make up their numerator, `8*(x // 8) + x % 8`, become it again. The
 # operators of Python call the functions below, which also accept plain integers.
 
 # %%
@@ -150,6 +151,12 @@ class Expr:
 
 def _make(terms: dict, const: int) -> Int:
     terms = {t: c for t, c in terms.items() if c}
+    for term, c in terms.items():
+        if len(term) == 1 and isinstance(rest := term[0], Mod):
+            quotient = (FloorDiv(rest.numerator, rest.divisor),)
+            if isinstance(rest.divisor, int) and terms.get(quotient) == c * rest.divisor:
+                others = {t: n for t, n in terms.items() if t not in (term, quotient)}
+                return add(_make(others, const), mul(rest.numerator, c))
     return Expr(terms, const) if terms else const
 
 
@@ -199,7 +206,7 @@ def mul(a: Int, b: Int) -> Int:
 # The functions below come in this order. `bounds` adds up the bounds of the terms, where a negative
 # coefficient exchanges the lower and the upper one. `_maximised` replaces each loop variable by its largest
 # value, and keeps sizes as they are, so that `i0 < s0` can be proved although nobody knows `s0`.
-# `_divide_terms` takes out of a sum what divides exactly. `_without_common_factor` shortens a fraction.
+# `_divide_terms` takes multiples of the divisor out of a sum. `_without_common_factor` shortens a fraction.
 # `floordiv` and `mod` try these in turn, from cheap to expensive, and only then make a new atom.
 
 # %%
@@ -308,26 +315,39 @@ def provably_nonnegative(a: Int) -> bool:
 
 
 # %% [markdown]
-# `_divide_terms` is the first fact of the text above. By a number, each term goes to the quotient if its
-# coefficient is a multiple, and to the rest otherwise; by a product such as `4*s0`, a term goes to the quotient if
-# it contains the product's atoms, each as often, and its coefficient is a multiple. A divisor that is a sum is
-# only recognised if it is the dividend.
+# `_divide_terms` is the first fact of the text above. By a number, as much of each term goes to the quotient as is a multiple, and what
+# remains of its coefficient to the rest: `(770*i + j) // 769` is `i + (i + j) // 769`, and where `i + j` is smaller than 769, `i`.
+# (Programs that shift the rows of a matrix against each other by padding and another shape ask for this.) By a product such as `4*s0`,
+# this is done with the terms that contain the product's atoms, each as often. A divisor that is a sum is only recognised if it is
+# the dividend.
+#
+# Shifting the other way gives `(769*i + j) // 770`. Nothing can be taken out, but with one multiple more than there is, it is
+# `i + (j - i) // 770`, and that quotient is 0 or -1. Such a division is worth having: processors have no instruction that divides
+# several integers at once, and instead of dividing one can compare (`to_text`). `is_near` asks whether it is so.
 
 # %%
-def _divide_terms(a: Expr, b: Int) -> tuple[Int, Int]:
-    """Split `a` into (q, r) with a == q*b + r, taking out of `a` whatever divides exactly."""
+def _divide_terms(a: Expr, b: Int, nearest: bool = False) -> tuple[Int, Int]:
+    """Split `a` into (q, r) with a == q*b + r, taking out of `a` what can be divided. Coefficients keep their sign, or (`nearest`)
+    become as small as possible."""
     if not isinstance(b, int) and (len(b.terms) > 1 or b.const):
         return (1, 0) if a == b else (0, a)
     (divisor, number), = [((), b)] if isinstance(b, int) else b.terms.items()
     quotient, rest = {}, {}
     for t, c in a.terms.items():
         left = list(t)
-        if c % number == 0 and all(atom in left and left.remove(atom) is None for atom in divisor):
-            quotient[tuple(left)] = c // number
-        else:
-            rest[t] = c
+        if all(atom in left and left.remove(atom) is None for atom in divisor):
+            sign = 1 if c * number > 0 else -1
+            quotient[tuple(left)] = sign * ((abs(c) + (abs(number) // 2 if nearest else 0)) // abs(number))
+            c -= quotient[tuple(left)] * number
+        rest[t] = c
     q, r = divmod(a.const, b) if isinstance(b, int) else (quotient.pop((), 0), a.const)
     return _make(quotient, q), _make(rest, r)
+
+
+def is_near(a: Int, b: int) -> bool:
+    """Whether `a // b` is known to be one of two numbers that follow each other."""
+    low, high = bounds(a)
+    return None not in (low, high) and high // b - low // b < 2
 
 
 # %% [markdown]
@@ -385,6 +405,8 @@ def floordiv(a: Int, b: Int) -> Int:
     quotient, rest = _divide_terms(a, b)
     if provably_nonnegative(rest) and provably_less(rest, b):
         return quotient
+    if isinstance(b, int) and (near := _divide_terms(a, b, nearest=True))[1] != rest and is_near(near[1], b):
+        quotient, rest = near
     if isinstance(rest, int):
         return add(quotient, floordiv(rest, b))
     smaller, divisor = _without_common_factor(rest, b)
@@ -408,6 +430,8 @@ def mod(a: Int, b: Int) -> Int:
     _, rest = _divide_terms(a, b)
     if provably_nonnegative(rest) and provably_less(rest, b):
         return rest
+    if isinstance(b, int) and is_near(near := _divide_terms(a, b, nearest=True)[1], b):
+        rest = near
     if isinstance(rest, int):
         return mod(rest, b)
     if isinstance(b, int):
@@ -499,6 +523,9 @@ def coefficient(e: Int, symbol: Symbol) -> Int | None:
 # `(9 - i) % 5`, whose canonical form is `(4 - i) % 5`. Both roundings agree where the numerator is not negative, and
 # adding a multiple of the divisor makes it so: `(4 - i + 5) % 5`, and `(4 - i + 5) // 5 - 1`. How many multiples it
 # takes follows from the lower bound. Where no bound is known, the text computes the floor from the truncated remainder.
+#
+# In C++, a quotient that is 0 or 1 after this is the answer of a comparison, and what it leaves a difference:
+# `(j - i + 770) >= 770`. (A GPU multiplies by the inverse of the divisor, which costs as little.)
 
 # %%
 def _lift(numerator: Int, divisor: Int) -> int | None:
@@ -532,7 +559,12 @@ def to_text(e: Int, name: Callable[[Symbol], str] = lambda s: s.name, floordiv: 
         over, under, divides = a.numerator, operand(a.divisor), isinstance(a, FloorDiv)
         lift = _lift(over, a.divisor) if truncates else 0
         if lift is not None:
-            text = f"{operand(add(over, mul(a.divisor, lift)))} {floordiv if divides else '%'} {under}"
+            lifted = add(over, mul(a.divisor, lift))
+            if floordiv == "/" and provably_less(lifted, mul(a.divisor, 2)):
+                text = f"({operand(lifted)} >= {under})"
+                text = text if divides else f"{operand(lifted)} - {under}*{text}"
+            else:
+                text = f"{operand(lifted)} {floordiv if divides else '%'} {under}"
             text += f" - {lift}" if divides and lift else ""
         else:
             over = operand(over)

@@ -82,11 +82,21 @@ def test_common_factors_cancel():
     assert floordiv(2 * i + 4, 6 * s) == floordiv(i + 2, 3 * s)
 
 
+def test_rows_that_are_shifted_against_each_other():
+    i, j, s = Symbol("i", 256).expr, Symbol("j", 513).expr, S0.expr
+    assert (floordiv(770 * i + j, 769), mod(770 * i + j, 769)) == (i, i + j)
+    assert (floordiv(-770 * i - j, 769), mod(-3 * i, 2)) == (floordiv(-1 * i - j, 769) - i, mod(-1 * i, 2))
+    k = Symbol("k", s).expr
+    assert floordiv(7 * s * i + k, 3 * s) == 2 * i + floordiv(s * i + k, 3 * s)
+
+
 def test_flatten_and_unflatten_cancel():
     i, j = VARS["i0"].expr, VARS["i1"].expr
     flat = 64 * i + j
     assert (flat // 64, flat % 64) == (i, j)
     assert (flat // 8) // 8 == i
+    s, x = S0.expr, i + j + S0.expr
+    assert 3 * (x // 8) * 8 + 3 * (x % 8) + s == 3 * x + s and add(x % 8, 8 * s * (x // 8)) != x
     inner = Symbol("k", S0.expr).expr
     symbolic = S0.expr * i + inner
     assert (symbolic // S0.expr, symbolic % S0.expr) == (i, inner)
@@ -103,7 +113,9 @@ def test_coefficient_is_the_stride_or_none():
 def test_numerators_that_can_be_negative_are_lifted_where_division_truncates():
     i, x = Symbol("i", 10).expr, Symbol("x", None, -1000).expr
     assert to_text(mod(9 - i, 5), truncates=True) == "(-i + 9) % 5"
-    assert to_text(floordiv(9 - i, 5), floordiv="/", truncates=True) == "(-i + 9) / 5 - 1 + 1"
+    assert to_text(floordiv(9 - i, 5), floordiv="//", truncates=True) == "(-i + 9) // 5 - 1 + 1"
+    assert to_text(floordiv(9 - i, 5), floordiv="/", truncates=True) == "((-i + 9) >= 5) - 1 + 1"       # no division
+    assert to_text(mod(9 - i, 5), floordiv="/", truncates=True) == "(-i + 9) - 5*((-i + 9) >= 5)"
     assert to_text(mod(x, 7), truncates=True) == "(x + 1001) % 7"
     unknown = mul(x, x - 1)
     assert bounds(unknown)[0] is None and to_text(mod(unknown, 7), truncates=True).endswith("% 7 + 7) % 7")
