@@ -222,9 +222,9 @@ def make_resume(code, offset: int, bound: set | None, stack: tuple, results=()) 
         draft.body = [bc.new("JUMP_FORWARD", target=draft.start, position=draft.start.position)]
         name, varying = f"{code.co_name}__resume_at_{offset}", counted_in_loops(draft)
         resumed, instructions = assemble(draft, name, with_original=True)
-        known[key] = ResumePoint(name, resumed, parameters, tuple(stack), draft.cells)
         record(resumed)["origin"] = Origin(weakref.ref(code), code.co_qualname, offset, new_offsets(resumed, instructions), parameters,
                                            tuple(stack), dict.fromkeys(varying, FROM_ZERO))
+        known[key] = ResumePoint(name, resumed, parameters, tuple(stack), draft.cells)      # last: a signal may end this anywhere
     origin_of(known[key].code).varying.update(dict.fromkeys(results, FROM_ZERO))
     return known[key]
 

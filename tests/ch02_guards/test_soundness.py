@@ -836,7 +836,7 @@ def test_objects_that_are_written_to_need_no_full_checks(monkeypatch):
 class Collecting(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
 
     def forward(self, x):
         self.sums = []
@@ -848,7 +848,8 @@ class Collecting(nn.Module):
 
 @pytest.mark.skipif(stable.unchanged is None, reason="the C extension is not built")
 def test_a_loop_with_breaks_needs_no_full_checks(monkeypatch):
-    """The first piece makes a list, of which the others know the class, and the versions of the loop's body differ by a number."""
+    """The first piece makes a list, of which the others know the class, and the versions of the loop's body differ by a number, of
+    which each version sees one value."""
     checks, refresh = [], codegen.refresh
     monkeypatch.setattr(codegen, "refresh", lambda *args: checks.append(args[0]) or refresh(*args))
     m, x, sums = Collecting(), double(torch.float32), []

@@ -78,15 +78,15 @@ def test_a_written_input_with_gaps_has_the_gradient_of_its_places(dynamic):
 
 
 @pytest.mark.parametrize("asked", (lambda v: (v.grad_fn is None, v * 2), lambda v: (v.is_leaf, v * 2)), ids=("grad_fn", "is_leaf"))
-def test_a_view_that_a_write_has_made_invalid_is_asked_for_its_history(asked, monkeypatch):
+def test_a_view_that_a_write_has_made_invalid_is_asked_for_its_history(asked):
     """Eager's error leaves, and not one of ours."""
-    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", False)
     base, w = torch.ones(3), torch.ones(3, requires_grad=True)
     with torch.no_grad():
         view = base.view(-1)
     base.mul_(w)
     for function in (asked, minicompile.compile(asked, backend="eager")):
-        with warnings.catch_warnings(), pytest.raises(RuntimeError, match="A view was created in no_grad mode"):
+        with warnings.catch_warnings(), minicompile.config.patch(raise_on_internal_error=False), \
+                pytest.raises(RuntimeError, match="A view was created in no_grad mode"):
             warnings.simplefilter("error")
             function(view)
 
