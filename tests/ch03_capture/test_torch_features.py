@@ -1693,6 +1693,23 @@ def constants_of_jit_and_compiler():
 
 
 @feature
+def old_types_of_tensors_are_called():
+    def f(x):
+        made = (torch.Tensor([1, 2, 3]), torch.FloatTensor([[1, 2], [3, 4]]), torch.LongTensor((1, 2.5)), torch.BoolTensor([0, 2]),
+                torch.Tensor([]), torch.DoubleTensor([x.shape[0]]), torch.Tensor(2, 3).fill_(1), torch.IntTensor(x.shape[0]).zero_(),
+                torch.HalfTensor([-0.5]), torch.Tensor().shape)
+        return x * made[0], *made, isinstance(x, torch.Tensor), isinstance(x, torch.FloatTensor), type(x) is torch.Tensor
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def old_types_of_tensors_of_others():
+    def f(x):
+        return torch.Tensor(x.shape).fill_(2) + torch.Tensor(x.detach()) * 2, torch.FloatTensor(torch.Size([2, 1])).shape
+    return f, (rand(3),)
+
+
+@feature
 def whether_a_graph_is_captured_on_the_gpu():
     def f(x):
         try:

@@ -191,6 +191,27 @@ for _function in (torch.tensor, torch.scalar_tensor):
     HANDLED[_function] = functools.partial(make_tensor, _function)
 
 
+# %% [markdown]
+# `torch.Tensor([1, 2])` and `torch.LongTensor(2, 3)` are from before `torch.tensor`: types that are called, with numbers in a list or with
+# sizes, and have the memory on the CPU whatever the default device is.
+
+# %%
+def call_type_of_tensors(dtype, tx, /, *args) -> AbstractValue:
+    named = {"dtype": const(dtype or torch.get_default_dtype()), "device": const(torch.device("cpu"))}
+    if len(args) == 1 and type(args[0]) in (ListVal, TupleVal) and args[0].cls in (list, tuple):
+        return make_tensor(torch.tensor, tx, *args, **named)
+    if all(type(a) in (Const, SymVal) and a.cls is int for a in args):
+        return emit(tx, torch.empty, [TupleVal(items=list(args) or [const(0)])], named)
+    unsupported(tx, "a tensor of an old type, of neither a list nor sizes")
+
+
+for _type, _dtype in {
+        torch.Tensor: None, torch.FloatTensor: torch.float32, torch.DoubleTensor: torch.float64, torch.HalfTensor: torch.float16,
+        torch.BFloat16Tensor: torch.bfloat16, torch.ByteTensor: torch.uint8, torch.CharTensor: torch.int8, torch.ShortTensor: torch.int16,
+        torch.IntTensor: torch.int32, torch.LongTensor: torch.int64, torch.BoolTensor: torch.bool}.items():
+    HANDLED[_type] = functools.partial(call_type_of_tensors, _dtype)
+
+
 @handles(torch._C._group_tensors_by_device_and_dtype)
 def group_tensors(tx, lists, with_indices=FALSE):
     """{(device, dtype): ([the tensors of each list that belong there], their positions)}; the first list decides."""
