@@ -33,7 +33,7 @@ from torch.utils._device import DeviceContext
 from . import advice, ch12_training, logs, marks, topics  # noqa: F401 (chapter 12 fills tables of chapter 3, topics one of logs)
 from .ch02_guards import cache as entries, codegen
 from .ch02_guards.guards import GuardSet
-from .ch02_guards.identity import strongly, weakly
+from .ch02_guards.identity import full_name, strongly, weakly
 from .ch02_guards.sources import ComputedSource, LocalSource
 from .ch02_guards.torch_guards import TensorSpec
 from .ch03_capture import hook
@@ -46,7 +46,7 @@ from .config import Config, config
 from .errors import GraphBreakError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported, marked
 from .learning import explain_miss, look_again
 from .stances import Context, current
-from .versions import FrameState, compile_frame, internal_error, kind_of, model_of, name_of_code, states, warned, without_saved_tensor_hooks
+from .versions import FrameState, compile_frame, internal_error, model_of, name_of_code, states, warned, without_saved_tensor_hooks
 
 _lock = threading.RLock()
 
@@ -341,7 +341,7 @@ def over_limit(state: FrameState, function, args):
         twins, lost = (sum(is_twin_of(model, kind) for kind in kinds)
                        for kinds in ([entry.kind for entry in made], [kind for _, kind in state.cache.gone]))
         if lost >= limit or twins + lost >= 2 * limit and not state.context.fullgraph:
-            return kind_of(model)[1]
+            return full_name(type(model))
     if len(made) >= 8 * limit:
         return EVERYBODY
     same = [entry for entry in made if is_version_of(model, entry.model, entry.kind)]
@@ -364,16 +364,16 @@ def is_version_of(model, weak, kind) -> bool:
 
 
 def is_twin_of(model, kind) -> bool:
-    return bool(kind) and kind[1] == kind_of(model)[1] and strongly(kind[0]) is not type(model)
+    return bool(kind) and kind[1] == full_name(type(model)) and strongly(kind[0]) is not type(model)
 
 
 def is_twin(cls: type, other: type) -> bool:
     """Whether these are two classes of one name: one statement has made both."""
-    return cls is not other and (cls.__module__, cls.__qualname__) == (other.__module__, other.__qualname__)
+    return cls is not other and full_name(cls) == full_name(other)
 
 
 def is_full(state: FrameState, model) -> bool:
-    of_all = (EVERYBODY, *kind_of(model)[1:]) if model is not None else (EVERYBODY, None)
+    of_all = EVERYBODY, None if model is None else full_name(type(model))
     return any(who in of_all or model is not None and strongly(who) is model for who in state.full)
 
 

@@ -24,7 +24,7 @@ from .backends import add_size_inputs, call_backend
 from .ch01_graphs.graph import eager_callable
 from .ch01_graphs.recipes import RECIPES
 from .ch02_guards import cache as entries, codegen
-from .ch02_guards.identity import weakly
+from .ch02_guards.identity import full_name, weakly
 from .ch02_guards.sources import LocalSource
 from .ch03_capture import hook
 from .ch03_capture.capture import CaptureOptions
@@ -88,8 +88,8 @@ def model_of(args):
 
 
 def kind_of(model) -> tuple:
-    """The class of a model, held weakly, and what it has in common with those that the same statement makes; () if there is none."""
-    return () if model is None else (weakly(type(model)), (type(model).__module__, type(model).__qualname__))
+    """The class of a model, held weakly, and its name; () if there is none."""
+    return () if model is None else (weakly(type(model)), full_name(type(model)))
 
 
 def internal_error(code, context: Context, error: Exception, give_up=lambda: None, words="{} runs eagerly") -> None:

@@ -323,7 +323,7 @@ def provably_nonnegative(a: Int) -> bool:
 #
 # Shifting the other way gives `(769*i + j) // 770`. Nothing can be taken out, but with one multiple more than there is, it is
 # `i + (j - i) // 770`, and that quotient is 0 or -1. Such a division is worth having: processors have no instruction that divides
-# several integers at once, and instead of dividing one can compare (`to_text`). `is_near` asks whether it is so.
+# several integers at once, and instead of dividing one can compare (`to_text`). `_brought_near` asks whether it is so.
 
 # %%
 def _divide_terms(a: Expr, b: Int, nearest: bool = False) -> tuple[Int, Int]:
@@ -344,10 +344,14 @@ def _divide_terms(a: Expr, b: Int, nearest: bool = False) -> tuple[Int, Int]:
     return _make(quotient, q), _make(rest, r)
 
 
-def is_near(a: Int, b: int) -> bool:
-    """Whether `a // b` is known to be one of two numbers that follow each other."""
-    low, high = bounds(a)
-    return None not in (low, high) and high // b - low // b < 2
+def _brought_near(a: Expr, b: Int) -> tuple[Int, Int] | None:
+    """`a` split in the second way, if `r // b` is then known to be one of two numbers that follow each other."""
+    if isinstance(b, int):
+        quotient, rest = _divide_terms(a, b, nearest=True)
+        low, high = bounds(rest)
+        if None not in (low, high) and high // b - low // b < 2:
+            return quotient, rest
+    return None
 
 
 # %% [markdown]
@@ -405,8 +409,7 @@ def floordiv(a: Int, b: Int) -> Int:
     quotient, rest = _divide_terms(a, b)
     if provably_nonnegative(rest) and provably_less(rest, b):
         return quotient
-    if isinstance(b, int) and (near := _divide_terms(a, b, nearest=True))[1] != rest and is_near(near[1], b):
-        quotient, rest = near
+    quotient, rest = _brought_near(a, b) or (quotient, rest)
     if isinstance(rest, int):
         return add(quotient, floordiv(rest, b))
     smaller, divisor = _without_common_factor(rest, b)
@@ -430,8 +433,7 @@ def mod(a: Int, b: Int) -> Int:
     _, rest = _divide_terms(a, b)
     if provably_nonnegative(rest) and provably_less(rest, b):
         return rest
-    if isinstance(b, int) and is_near(near := _divide_terms(a, b, nearest=True)[1], b):
-        rest = near
+    _, rest = _brought_near(a, b) or (_, rest)
     if isinstance(rest, int):
         return mod(rest, b)
     if isinstance(b, int):

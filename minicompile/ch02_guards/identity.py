@@ -27,13 +27,18 @@ def is_long_lived(thing) -> bool:
     if isinstance(thing, (torch.dtype, torch.device, weakref.ref, type(None))):
         return True
     if isinstance(thing, type):
-        return not thing.__flags__ & HEAP_TYPE or is_of_library(thing, thing.__module__, thing.__qualname__)
+        return not thing.__flags__ & HEAP_TYPE or is_of_library(thing, *full_name(thing))
     if isinstance(thing, types.ModuleType):
         return is_of_library(thing, thing.__name__)
     if isinstance(thing, types.BuiltinFunctionType):
         return thing.__self__ is None or isinstance(thing.__self__, (type, types.ModuleType)) \
             and is_long_lived(thing.__self__)
     return False
+
+
+def full_name(cls: type) -> tuple[str, str]:
+    """Module and qualified name: what a class has in common with those that the same statement makes."""
+    return cls.__module__, cls.__qualname__
 
 
 def is_of_library(thing, module: str, name: str = "") -> bool:

@@ -9,7 +9,6 @@ import importlib.util
 import sys
 import types
 
-
 from ..ch02_guards.sources import ItemSource
 from .attributes import get_attribute
 from .exceptions import UserError, user_error

@@ -30,7 +30,7 @@ from .. import logs
 from ..ch01_graphs.fake import Enter, FakeTensor, fake_like, storage_key
 from ..ch01_graphs.floats import NAMESPACE, Float, float_text, free_names
 from ..ch01_graphs.graph import history_of, raise_kept_errors
-from ..ch01_graphs.layouts import each_has_its_place, is_window
+from ..ch01_graphs.layouts import each_has_its_place, is_window, length_of
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr
 from ..ch01_graphs.trace import Recorder, backward_state, run_recorded
@@ -554,11 +554,11 @@ def handed_on(tangent: fx.Node, a: fx.Node, b: fx.Node) -> bool:
         return False
     if a is b:
         return True
-    forms = [(t.storage_offset(), t.shape, t.stride()) for t in (a.meta["val"], b.meta["val"])]
-    if not all(type(n) is int for offset, size, stride in forms for n in (offset, *size, *stride)):
+    forms = [(t.shape, t.stride(), t.storage_offset()) for t in (a.meta["val"], b.meta["val"])]
+    if not all(type(n) is int for size, stride, offset in forms for n in (*size, *stride, offset)):
         return False
-    first, second = sorted((offset, offset + sum((n - 1) * step for n, step in zip(size, stride))) for offset, size, stride in forms)
-    return first[1] < second[0]
+    (_, end), (start, _) = sorted((form[-1], length_of(form)) for form in forms)
+    return end <= start
 
 
 # %% [markdown]

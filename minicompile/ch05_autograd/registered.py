@@ -23,6 +23,7 @@
 # %%
 import functools
 import inspect
+import itertools
 from types import SimpleNamespace
 from typing import Any, Callable, NamedTuple
 
@@ -122,21 +123,23 @@ def as_gradient(gradient, of: torch.Tensor, arguments: list) -> torch.Tensor:
     if gradient is None:
         return torch.zeros(of.shape, dtype=of.dtype, device=of.device)
     own = gradient.sum_to_size(of.shape).to(of.dtype).contiguous()
-    shared = {t.untyped_storage().data_ptr() for t in arguments}
-    return own.clone() if own.untyped_storage().data_ptr() in shared else own
+    return own.clone() if storage_key(own) in map(storage_key, arguments) else own
+
+
+SERIAL_NUMBERS = itertools.count()         # an operator of the same name would take the place of one that a graph calls
 
 
 @functools.cache
-def derivative_operator(op: torch._ops.OpOverload, own: Derivative) -> torch._ops.OpOverload:
+def derivative_operator(op: torch._ops.OpOverload, setup_context: Callable | None, backward: Callable) -> torch._ops.OpOverload:
     """The operator (results, gradients, wanted, *arguments of `op`) -> the gradients of the arguments that are wanted."""
     def derivative(results, gradients, wanted, *args, **kwargs):
         inputs, keywords = with_defaults(op._schema, args, kwargs)
         context = Context(needs_input_grad=tuple(wanted))
-        if own.setup_context is not None:
+        if setup_context is not None:
             output = results[0] if len(op._schema.returns) == 1 else tuple(results)
             further = {"keyword_only_inputs": keywords} if keywords else {}
-            own.setup_context(ctx=context, inputs=inputs, output=output, **further)
-        found = own.backward(context, *gradients)
+            setup_context(ctx=context, inputs=inputs, output=output, **further)
+        found = backward(context, *gradients)
         found = found if isinstance(found, tuple) else (found,)
         arguments = [*results, *gradients, *tensors_in(inputs)]
         return [as_gradient(g, x, arguments) for g, x, asked in zip(found, inputs, wanted) if asked]
@@ -149,7 +152,7 @@ def derivative_operator(op: torch._ops.OpOverload, own: Derivative) -> torch._op
         raise RuntimeError(f"the derivative of {op}, which asks for numbers, is differentiated once more")
 
     arguments = str(op._schema).split("(", 1)[1].rsplit(") -> ", 1)[0]
-    name = "_".join(op.name().replace(".", "::").split("::"))
+    name = f"{op.namespace}_{op.__name__.replace('.', '_')}_{next(SERIAL_NUMBERS)}"
     operator = torch.library.custom_op(f"minicompile_derivatives::{name}", derivative, mutates_args=(),
                                        schema=f"(Tensor[] results, Tensor[] gradients, bool[] wanted, {arguments}) -> Tensor[]")
     operator.register_fake(shapes)
@@ -170,7 +173,6 @@ class Registered(torch.autograd.Function):
         result = op(*args, **kwargs)
         ctx.call = own, op, tensors_in(result) if own.keeps_results else None, args, kwargs
         ctx.save_for_backward(*(tensors_in(args)[i] for i in own.saved))
-        ctx.mark_non_differentiable(*(t for t in tensors_in(result) if not t.is_floating_point() and not t.is_complex()))
         return result
 
     @staticmethod
@@ -178,7 +180,8 @@ class Registered(torch.autograd.Function):
         ctx.saved_tensors                               # raises if one was written
         own, op, results, args, kwargs = ctx.call
         wanted = list(ctx.needs_input_grad[3:])
-        found = iter(derivative_operator(op, own)(results or gradients, gradients, wanted, *args, **kwargs))
+        derivative = derivative_operator(op, own.setup_context, own.backward)
+        found = iter(derivative(results or gradients, gradients, wanted, *args, **kwargs))
         return None, None, None, *(next(found) if asked else None for asked in wanted)
 
 

@@ -172,3 +172,32 @@ def test_on_a_gpu():
         for _ in range(5):
             for got, e in zip(torch.autograd.grad(compiled(x, w).sum(), (x, w)), torch.autograd.grad(f(x, w).sum(), (x, w))):
                 torch.testing.assert_close(got, e)
+
+
+@torch.library.custom_op("minicompile_registered::scaled", mutates_args=())
+def scaled(x: torch.Tensor, by: torch.Tensor | None = None) -> torch.Tensor:
+    return x * (2 if by is None else by.item())
+
+
+@scaled.register_fake
+def _(x, by=None):
+    return torch.empty_like(x)
+
+
+def scaled_backward(ctx, grad):
+    scale = [by.item() for by in ctx.saved_tensors] or [2]
+    return torch.tensor([g * scale[0] for g in grad.tolist()]), None
+
+
+scaled.register_autograd(scaled_backward,
+                         setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*[t for t in inputs[1:] if t is not None]))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_calls_that_save_other_arguments_do_not_take_each_others_derivative(backend):
+    with_default, with_scale = (minicompile.compile(f, fullgraph=True, backend=backend) for f in (
+        lambda x: scaled(x.sin()).cos(), lambda x: scaled(x.sin(), torch.tensor(3.0)).cos()))
+    for compiled, scale in ((with_default, 2), (with_scale, 3), (with_default, 2), (with_scale, 3)):
+        x = rand(5)
+        got, expected = torch.autograd.grad(compiled(x).sum(), x), torch.autograd.grad((x.sin() * scale).cos().sum(), x)
+        torch.testing.assert_close(got, expected)
