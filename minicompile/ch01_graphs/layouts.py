@@ -5,6 +5,19 @@
 # them come up again and again. Are two layouts the same? In which order do the dims lie in memory? Has every
 # element a place of its own, so that writing has one meaning? And do two tensors of one memory touch each other?
 # All chapters ask them here.
+#
+# The element `[i, j, k]` of a tensor lies at `offset + i * stride[0] + j * stride[1] + k * stride[2]`. Four tensors, and what the functions
+# below say of them (`order` is `memory_order`, the dims from the slowest to the fastest):
+#
+#     zeros(2, 3, 4)                    strides (12, 4, 1)   order [0, 1, 2]   dense   length 24   copy (12, 4, 1)
+#     zeros(2, 3, 4).transpose(1, 2)    strides (12, 1, 4)   order [0, 2, 1]   dense   length 24   copy (12, 1, 4)
+#     zeros(2, 8)[:, :4]                strides (8, 1)       order [0, 1]      gaps    length 12   copy (4, 1)
+#     zeros(1, 4).expand(3, 4)          strides (0, 1)       order [1, 0]      shared  length 4    copy (4, 1)
+#
+# The second has the elements of the first, read in another order, and no memory of its own. The third sees half of each row of eight, so
+# there are gaps: from its first element to its last there are 12 places for 8 elements. In the last three rows are one, and a write to
+# one of its elements is a write to three (`each_has_its_place` is false). A copy that may lie as it likes keeps the order, and
+# has neither gaps nor elements that share a place.
 
 # %%
 import math
@@ -13,7 +26,11 @@ import torch
 
 from .symbolic import present
 
+# %% [markdown]
+# Two layouts are the same if each index has the same address in both. The stride of a dim of size 1 is only ever multiplied by 0, and
+# PyTorch itself sets it in more than one way, so it does not count.
 
+# %%
 def same_strides(size, a, b) -> bool:
     """Equal strides, not counting those of dimensions of size 1, which no address depends on."""
     return all(s == t or n == 1 for n, s, t in zip(size, a, b))
@@ -132,6 +149,11 @@ def each_has_its_place(t: torch.Tensor) -> bool:
 # just the same strides, which settles those of dims of size 1, too. Where they have nothing in common, the operands are asked
 # in turn which of two dims is the faster one. A dim in which one is broadcast has no opinion, and rows after rows is what is left.
 # With one operand that has gaps this is also the order of a copy. All of it is decided by the sizes of the present call.
+#
+# A fake has to get this right to the last stride, since generated code stores the result where the fake says, and the program may ask for
+# its strides. For a tensor `a` of shape (2, 3, 4) in rows and `t`, a `zeros(4, 3, 2).permute(2, 1, 0)`, of the same shape, where the
+# first dim is the fastest: `a + a` has strides (12, 4, 1) and `t + t` those of `t`, (1, 2, 6). In `a + t` nothing is common; the
+# first operand is asked first, so `a + t` lies as `a` does and `t + a` as `t`.
 
 # %%
 def strides_in_order(sizes, dims, least: int = 1) -> tuple:

@@ -7,6 +7,41 @@
 # running the program's code: a property's getter is inlined, and what the instance dictionary holds is
 # wrapped with a source and guarded. Writes never touch the real object. They are kept in `ObjVal.attrs`, in
 # front of it, and are replayed after the graph has run.
+#
+# Three attributes, found in three places: `calls` in the object, `factor` in its class, and `shift` is computed.
+#
+#     class Scaled:
+#         factor = 2.0
+#
+#         def __init__(self):
+#             self.calls = 0
+#
+#         @property
+#         def shift(self):
+#             return self.calls / 4
+#
+#     def scaled(layer, x):
+#         layer.calls += 1
+#         return x * layer.factor + layer.shift
+#
+# For a layer that has not been called before, the graph is a multiplication by 2 and an addition of 0.25, since both
+# numbers are constants of the trace: the getter of `shift` was inlined, and saw the `calls` that the trace had
+# written. What makes them constants is what each search has found, or has not found, on its way:
+#
+#     layer is a Scaled
+#     layer.calls == 0
+#     layer.__dict__ has no key 'factor'
+#     layer.factor == 2.0
+#     Scaled.shift has the same code and defaults
+#     Scaled.calls is what it was
+#     Scaled.factor is a float
+#     Scaled.shift is what it was
+#
+# The last three are of the class. `Scaled.calls` was nothing, and must stay nothing: a property `calls` would come before what the object
+# holds. Of `factor` it is enough that it stays data, which is no descriptor, as its number has the guard above. And the write, which is the
+# one line of text that follows the graph (`epilogue.py`):
+#
+#     layer.calls = 1
 
 # %%
 import enum
@@ -56,6 +91,13 @@ def has_attribute(tx: Tracer, value: AbstractValue, name: str) -> bool:
 GETATTR[TensorVal] = tensor_attribute
 
 
+# %% [markdown]
+# An attribute that is missing is an ordinary event: programs ask `hasattr(self, "cache")`, or catch the AttributeError, and may print
+# it. So it is raised in the traced program, by `user_error`, in the words that this version of Python has for the case. An object
+# whose class has `__slots__` keeps attributes in places of fixed offset, and such a place may be empty; that it was is guarded as well.
+# `own_fields` reads the dictionary of a real object past a `__getattribute__` of the program's.
+
+# %%
 SLOTS_ONLY = " and no __dict__ for setting new attributes" if PYTHON >= (3, 13) else ""
 
 
@@ -127,6 +169,9 @@ def get_plainly(tx, obj, name):
 
 
 # %% [markdown]
+# If the class has its own `__getattribute__`, that is inlined in place of all this; it mostly ends in `super().__getattribute__(name)`,
+# which is `get_plainly`.
+#
 # `found_attribute` begins with what the trace has written, since that hides everything else. Modules,
 # classes, functions and members of an enum have rules of their own. All others are instances, and for them
 # the steps of Python are written down one after the other in `instance_attribute`: a property or
@@ -137,6 +182,9 @@ def get_plainly(tx, obj, name):
 # not get an attribute `scale` of its own, or the next call would read the wrong one. The guard says that
 # the key is not in the instance's dictionary (NO_KEY). It is left out for classes of libraries, whose
 # instances nobody gives methods, with the exception of `forward`, which people do replace.
+#
+# The source that a value gets is the shortest text that reads it and runs no code of the program. `layer.calls` would, if the class had a
+# `__getattr__` or a descriptor of that name; then it is `layer.__dict__['calls']`.
 
 # %%
 def found_attribute(tx, obj, name):
@@ -187,6 +235,11 @@ def instance_attribute(tx, obj, name, found):
     return shared_attribute(tx, obj, name, found, at if own is None else None)
 
 
+# %% [markdown]
+# What is left is what all instances share. A `cached_property` is the one thing of a class that writes: its result is stored in
+# the instance, and the next call finds it there and not the property, hence the guard that it is not there yet.
+
+# %%
 def shared_attribute(tx, obj, name, found, at=None):
     """The object has no attribute of its own by this name: what its class makes of it, or None."""
     if type(found) is functools.cached_property:
@@ -210,6 +263,7 @@ def guard_bare(tx, obj, name):
     """The object has no attribute `name` of its own, in front of what its class has, unless the trace has deleted it."""
     if own_fields(obj.real) is not None and name not in obj.attrs:
         guard(tx, part(InstanceDictSource, obj.source), "NO_KEY", name)
+
 
 # %% [markdown]
 # What lies in a class is not yet the attribute. A function becomes a method that remembers the instance, a

@@ -1,11 +1,41 @@
 # %% [markdown]
 # # Methods that are written in C
 #
-# There is no bytecode to inline. The methods of containers are in a table, one by one (`library/containers.py`). Whoever calls
-# `x.__len__()` means `len(x)` (`OPERATORS`). Methods of constants (`"{}_{}".format(...)`, `name.split(".")`) need nothing at
-# all: they are called, now.
+# `names.append(x)`, `x.mul(2)`, `"a b".split()`: attribute and call, and at the end of it a function of CPython or PyTorch that
+# has no bytecode to inline. Somebody must know what it does to values, and who that is depends on the kind of value that it belongs to:
 #
-# `call_method` asks these tables in this order. A handler need not know every argument that the real method takes. If a call does not fit
+# | value | method | what is done |
+# |---|---|---|
+# | any | `x.__len__()`, `x.__eq__(y)` | what `len(x)` and `x == y` do (`OPERATORS`) |
+# | list, dict, set, ... | `names.append(v)` | the row for this kind and name in `METHODS`, most of them in `library/containers.py` |
+# | tensor | `x.mul(2)` | a node (`tensors.py`) |
+# | constant | `"a b".split()` | the method itself is called, now (`fold`): it only computes |
+#
+# All three at work:
+#
+#     def labelled(x, names):
+#         names.append("{}_{}".format(names[0], 2))
+#         return x.mul(2).add_(names.__len__())
+#
+# The list of the program had one item and is not touched; its value in the trace has two when `__len__` is called. Hence the 2
+# in the graph, the guard on the length, and the statement after the graph that makes the change:
+#
+#     names is a list
+#     names has 1 element
+#     names[0] is a str
+#     __t2 = names[0]
+#     __t3 = __K[0]('{}_{}', __t2, 2, )
+#     names.extend([__t3, ])
+#     x: f32[3] = input
+#     mul: f32[3] = x.mul(2)
+#     add_: f32[3] = mul.add_(2)
+#     return (mul,)
+#
+# `__K[0]` is `str.format`: nobody in the trace has read the text, so any first name will do, and the text is made at each call
+# (`operations.py`).
+#
+# To teach capture another method, add a row: `@method(ListVal, "name")` above a function of the trace, the value and the
+# arguments, all of them values. It need not take every argument that the real method takes. If a call does not fit
 # its signature, that is no error of the program, and `call_handler` makes a graph break of it.
 
 # %%
@@ -36,6 +66,11 @@ def call_method(tx: Tracer, value: AbstractValue, name: str, args, kwargs=None) 
         return call_tensor_method(tx, value, name, args, kwargs)
     if function is not None:
         return call_handler(tx, lambda: f"{describe(value)}.{name}", function, [value, *args], kwargs)
+    return method_of_constant(tx, value, name, args, kwargs)
+
+
+def method_of_constant(tx: Tracer, value: AbstractValue, name: str, args, kwargs) -> AbstractValue:
+    """A method without a row: called now if the value is a constant, or made of constants."""
     reason = f"the method {name} of {describe(value)}"
     if type(value) not in FOLDABLE or name in ("__enter__", "__exit__", "__call__"):
         unsupported(tx, reason)

@@ -4,7 +4,22 @@
 # `a + b`, `a += b`, `-a`: one function each. Three cases repeat. With a tensor among the operands
 # the operation becomes a node. With constants it is computed on the spot, by Python itself. Containers and
 # objects follow Python's protocol: the containers' operations are written out, a class's own `__add__` is
-# inlined. (`a < b`, `a is b`, `if a`: `comparisons.py`.)
+# inlined. (`a < b`, `a is b`, `if a`: `comparisons.py`.) In
+#
+#     def totalled(x, names, price):
+#         names += ["y"]
+#         return x * (2 ** 3) + price
+#
+# with a `price` whose class has `def __radd__(self, other): return other + self.n`, all three occur. Nothing is left of `2 ** 3` but its
+# result, and of the object but what `__radd__` does. The list grows after the graph has run.
+#
+#     price.n == 5
+#     names.extend(['y', ])
+#     return __out[0]
+#     x: f32[3] = input
+#     mul: f32[3] = mul(x, 8)
+#     add: f32[3] = add(mul, 5)
+#     return (add,)
 #
 # `fold` is for constants, and asks first whether what varies among the operands can be computed at each call (`varying.py`).
 
@@ -116,13 +131,9 @@ BIT_OPERATORS = ("&", "|", "^", "<<", ">>", "**")            # of integers, whic
 
 
 # %% [markdown]
-# `binary` looks at the kinds of the operands. Symbolic numbers stay symbolic where the result is an expression
-# that sizes or floats can have, are computed by the entry where bits count (`computed`, in `varying.py`), and are fixed to
-# their value otherwise (`specialize`). If both operands are plain,
-# that is, constants, symbols or tensors, the operator is computed at once for two constants, and becomes a node
-# for anything else. All other operands have methods: those of the program's classes, or ours for containers.
-# `candidates` is the order in which Python asks them. A subclass with a reflected method of its own is asked
-# before its base.
+# `binary` looks at the kinds of the operands, and there are three cases, each a function. One operand is a number that varies, and none a
+# tensor (`of_symbols`). All can stand in the graph, that is, are constants, symbols or tensors. Or one is something else, and has methods:
+# those of the program's classes, or ours for containers (`by_methods`).
 
 # %%
 def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace: bool = False) -> AbstractValue:
@@ -130,29 +141,54 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
     name = BINARY[symbol]
     a, b = (enum_number(v, name) for v in (a, b))
     kinds = {type(a), type(b)}
-    if SymVal in kinds and TensorVal not in kinds and (result := of_scalars(tx, symbol, a, b)) is not None:
+    if SymVal in kinds and TensorVal not in kinds and (result := of_symbols(tx, symbol, a, b, inplace)) is not None:
         return result
-    if SymVal in kinds and TensorVal not in kinds:
-        classes = {a.cls, b.cls}
-        if classes <= {int, float} and symbol in FLOAT_OPERATORS and (float in classes or symbol == "/"):
-            return emit_float(tx, name, [a, b])
-        if classes == {int} and type(b) is Const and b.value >= 0 and (power := of_bits(symbol, b.value)):
-            return binary(tx, power[0], a, const(power[1]))
-        small = symbol == "**" and type(b) is Const and type(b.value) is int and 0 <= b.value < 8
-        if classes == {int} and symbol in BIT_OPERATORS and not small:
-            return fold(tx, getattr(int, f"__{name}__"), [a, b])
-        if kinds == {Const, SymVal} and (symbol == "*" and str in classes or symbol == "%" and a.cls is str):
-            return symbol == "%" and ask(tx, [(a, "__mod__", b)]) or fold(tx, python_operator(name), [a, b])
-        if classes != {int} or symbol not in SIZE_OPERATORS and not small:
-            return binary(tx, symbol, specialize(a), specialize(b), inplace)
-    if kinds <= GRAPH_KINDS:
-        if TensorVal in kinds and type(a) is Const and type(a.value) in (str, bytes):
-            unsupported(tx, f"{describe(a)} {symbol} {describe(b)}, which is not for PyTorch to do")
-        function = python_operator("i" + name if inplace and (type(a) is TensorVal or kinds == {Const}) else name)
-        if kinds == {Const}:
-            return symbol == "+" and a.cls is b.cls is str and later(tx, str, joined, [a, b]) or fold(tx, function, [a, b])
-        return emit(tx, function, [a, b])
-    candidates, (left, right) = [(a, f"__{name}__", b)], (a.cls, b.cls)
+    if not kinds <= GRAPH_KINDS:
+        return by_methods(tx, symbol, a, b, inplace)
+    if TensorVal in kinds and type(a) is Const and type(a.value) in (str, bytes):
+        unsupported(tx, f"{describe(a)} {symbol} {describe(b)}, which is not for PyTorch to do")
+    function = python_operator("i" + name if inplace and (type(a) is TensorVal or kinds == {Const}) else name)
+    if kinds == {Const}:
+        return symbol == "+" and a.cls is b.cls is str and later(tx, str, joined, [a, b]) or fold(tx, function, [a, b])
+    return emit(tx, function, [a, b])
+
+
+# %% [markdown]
+# Say that `n` varies, as the second call with another number has shown. `n + 1` is an expression, and stays one: the graph
+# has a size `n + 1`, and one version serves all. `n / 2` is a float, which a node of the graph computes. `n << 2` is `n * 4`,
+# and so an expression again; `n ^ 3` is none, but the entry can compute it before the graph runs and hand it in as another
+# number that varies (`computed`, in `varying.py`). `"%d" % n` is a text that waits. What none of this fits, such as
+# `[0] * n`, fixes `n` to its present value (`specialize`), with a guard, and starts again with a constant.
+
+# %%
+def of_symbols(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace: bool) -> AbstractValue | None:
+    """`binary` of numbers of which some vary; None for sizes, whose expression the graph has."""
+    if (result := of_scalars(tx, symbol, a, b)) is not None:
+        return result
+    name, kinds, classes = BINARY[symbol], {type(a), type(b)}, {a.cls, b.cls}
+    if classes <= {int, float} and symbol in FLOAT_OPERATORS and (float in classes or symbol == "/"):
+        return emit_float(tx, name, [a, b])
+    if classes == {int} and type(b) is Const and b.value >= 0 and (power := of_bits(symbol, b.value)):
+        return binary(tx, power[0], a, const(power[1]))
+    small = symbol == "**" and type(b) is Const and type(b.value) is int and 0 <= b.value < 8
+    if classes == {int} and symbol in BIT_OPERATORS and not small:
+        return fold(tx, getattr(int, f"__{name}__"), [a, b])
+    if kinds == {Const, SymVal} and (symbol == "*" and str in classes or symbol == "%" and a.cls is str):
+        return symbol == "%" and ask(tx, [(a, "__mod__", b)]) or fold(tx, python_operator(name), [a, b])
+    fits = classes == {int} and (symbol in SIZE_OPERATORS or small)
+    return None if fits else binary(tx, symbol, specialize(a), specialize(b), inplace)
+
+
+# %% [markdown]
+# `candidates` is the order in which Python asks the methods. A subclass with a reflected method of its own is asked
+# before its base. If none answers, a list may be multiplied by an object that counts as an integer, and an operator on what is constant
+# as a whole is Python's (`fold`). So is the error, if there is to be one.
+
+# %%
+def by_methods(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace: bool) -> AbstractValue:
+    """`binary` where an operand is neither a number nor a tensor."""
+    name, (left, right) = BINARY[symbol], (a.cls, b.cls)
+    candidates = [(a, f"__{name}__", b)]
     if left is not right:
         own = issubclass(right, left) and python_method(right, f"__r{name}__") not in (
             None, lookup(left, f"__r{name}__"))

@@ -2,7 +2,33 @@
 # # Items
 #
 # `a[i]`, `a[i] = b`, `del a[i]` and `a in b`: one function each. What `container[key]` means depends on the container, and so does
-# what has to be guarded; each kind has its rows (`library/items.py`).
+# what has to be guarded; each kind has its rows (`library/items.py`). Of
+#
+#     def picked(x, sizes, rates, log):
+#         if "warmup" not in rates:
+#             x = x * rates["start"]
+#         log["last"] = sizes[1]
+#         return x + sizes[-1]
+#
+# called with `[2, 4, 8]`, `{"start": 0.1, "end": 0.01}` and an empty `log`, the version asks for
+#
+#     rates is a dict
+#     rates has no key 'warmup'
+#     rates['start'] == 0.1
+#     sizes is a list
+#     sizes has 3 elements
+#     log is a dict
+#     sizes[2] == 8
+#     sizes[1] is an int
+#     log is another object than globals()
+#     rates is another object than log
+#
+# Nothing is said of `rates["end"]`, nor of how many rates there are. `sizes[-1]` was looked at, since it stands in the graph as a
+# number, while `sizes[1]` was only handed on: any int will do, because the text after the graph reads it again. The last two lines
+# are due to the write. The trace has two values for `rates` and `log`, and the write to one would not be seen in the other.
+#
+#     __t2 = sizes[1]
+#     log['last'] = __t2
 #
 # `in` is a comparison with each item, except where a container has keys. Then the keys are looked up,
 # and the answer is guarded in the weakest form: that a key is missing is a guard on this one key, and says
@@ -44,6 +70,12 @@ def is_missing(tx, dictionary: DictVal, key: AbstractValue) -> bool:
     return k not in dictionary.items
 
 
+# %% [markdown]
+# The four operations. An answer of `operate` ends the matter; what follows is for values without a row, which are constants (a character
+# of a text, an attribute of a `torch.Size`) or break the graph. An index into a sequence has to be a number now, and `index_of` asks
+# an object of the program for its `__index__`.
+
+# %%
 def contains(tx: Tracer, container: AbstractValue, item: AbstractValue) -> bool:
     """item in container"""
     answer = operate(tx, container, "__contains__", item)
@@ -75,6 +107,7 @@ def set_item(tx: Tracer, container: AbstractValue, key: AbstractValue, value: Ab
 
 
 def refuse_proxy(container, what):
+    """`vars(SomeClass)` can be read only, and is a dictionary of the trace like others."""
     if container.cls is types.MappingProxyType:
         user_error(TypeError, f"'mappingproxy' object does not support item {what}")
 

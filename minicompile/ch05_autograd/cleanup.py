@@ -3,7 +3,21 @@
 #
 # On a functional graph both are a few lines, which is the point of functional graphs. The traced graph
 # needs them: functionalization leaves views that nobody reads, and the autograd engine computes the same
-# transpose or cast in forward and in backward.
+# transpose or cast in forward and in backward. So does the author of
+#
+#     def spread(x):
+#         squares = (x - x.mean(1, keepdim=True)).square()
+#         return squares * (x - x.mean(1, keepdim=True)).sum()
+#
+# whose trace has seven nodes, two for the mean of the rows and two that subtract it. `clean` leaves five:
+#
+#     x: f32[4, 8] = input
+#     mean_dim: f32[4, 1] = aten.mean.dim(x, [1], True)
+#     sub_tensor: f32[4, 8] = aten.sub.Tensor(x, mean_dim)
+#     pow_tensor_scalar: f32[4, 8] = aten.pow.Tensor_Scalar(sub_tensor, 2)
+#     sum_default: f32[] = aten.sum.default(sub_tensor)
+#     mul_tensor: f32[4, 8] = aten.mul.Tensor(pow_tensor_scalar, sum_default)
+#     return (mul_tensor,)
 #
 # Three kinds of node are not only values. Copies into inputs are effects. An operator that draws random
 # numbers advances the generator: dropping one, merging two, or reordering them would give every later draw
@@ -26,6 +40,7 @@ from .rules.operators import REFUSING, REFUSING_INTEGERS
 from .schemas import argument_of
 
 aten = torch.ops.aten
+
 
 @functools.cache
 def may_draw(op) -> bool:
@@ -77,6 +92,9 @@ def eliminate_dead_code(gm: fx.GraphModule) -> None:
             gm.graph.erase_node(node)
 
 # %% [markdown]
+# The second `mean` has the same operator and the same operand as the first, so its readers are given the first; now the two
+# subtractions have equal operands, and are equal in their turn. One walk in the order of the graph finds both.
+#
 # Two nodes compute the same if they apply the same operator to the same arguments. Python says `1 == 1.0 ==
 # True`; the operators do not, so types are part of the key. Fresh uninitialised memory is never merged.
 

@@ -6,6 +6,19 @@
 # BLAS reads a matrix transposed as happily as not, so `mm(x, w.t())` must not copy `w`; a convolution picks
 # its algorithm by layout, so it gets exactly the strides that its fake operands had when the layouts were
 # decided.
+#
+# `relu(x) @ w.t()` shows both sides of it. `relu(x)` was lazy, a rule for computing an element (`lazy.py`), and has to be stored
+# before a library can read it. `w.t()` is memory already, in other strides, and is handed over as such:
+#
+#     loop0: for i0 < 3, i1 < 4    # full_default, maximum_default
+#         v0: f32 = load x[4*i0 + i1]
+#         v1: f32 = constant(0.0)
+#         v2: f32 = maximum(v0, v1)
+#         buf0[4*i0 + i1] = v2
+#     extern1: buf1 = aten.mm.default(buf0[3, 4]:4,1, w[4, 5]:1,4)
+#     return buf1[3, 5]:5,1
+#
+# A `View`, as the operands of `extern1` are, is printed as the buffer, its sizes and, behind the colon, its strides.
 
 # %%
 import torch
@@ -38,6 +51,11 @@ def blas_readable(size, stride) -> bool:
     return unit(-1, -2) or unit(-2, -1)
 
 
+# %% [markdown]
+# What BLAS takes is a matrix whose rows, or whose columns, are contiguous, at any distance from each other that keeps them apart.
+# Everything else is given what the fake has (`wanted`): `window` finds the tensor lying in memory like that, or copies it.
+
+# %%
 def operand(g: Lowering, op, x: Lazy, fake) -> View:
     """`x` in memory, in a layout that `op` takes."""
     wanted = strides_of(fake) if fake is not None else x.stride

@@ -9,6 +9,29 @@
 # adds what it writes. A buffer that updates another in place needs that one to be written before. `verify_loop` does the same
 # inside of a body, where the order is that of its values, and checks what code generators do not ask: a load has the dtype of
 # its buffer, a store has none, an index mentions loop variables, sizes and the symbols of gathers only.
+#
+# Take the program that subtracts from each row its mean (`print_program` below):
+#
+#     inputs: x
+#     loop0: for i0 < 64 reduce r0 < 256    # sum_dim_int_list
+#         v0: f32 = load x[256*i0 + r0]
+#         v1: f32 = reduce(sum, v0)
+#         buf0[i0] = v1
+#     loop1: for i0 < 64, i1 < 256    # div_tensor, sub_tensor
+#         v0: f32 = load x[256*i0 + i1]
+#         v1: f32 = load buf0[i0]
+#         v2: f32 = constant(256.0)
+#         v3: f32 = truediv(v1, v2)
+#         v4: f32 = sub(v0, v3)
+#         buf1[256*i0 + i1] = v4
+#     return buf1[64, 256]:256,1
+#
+# A pass that put `loop1` in front of `loop0` would be told
+#
+#     loop1, load2: buf0 is not written yet
+#
+# Whoever adds an operation to the IR adds it to `SCALAR` (`reference.py`), which says what it computes, and it is known here. One that
+# is more than a function of its operands is named in `STRUCTURAL`.
 
 # %%
 from ..ch01_graphs.graph import dtype_text
