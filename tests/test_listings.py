@@ -18,6 +18,7 @@ from minicompile.ch01_graphs.graph import print_graph
 from minicompile.ch01_graphs.shapes import ShapeEnv
 from minicompile.ch01_graphs.trace import trace
 from minicompile.ch02_guards.guards import in_words
+from minicompile.ch03_capture.capture import CaptureOptions, trace_frame
 from minicompile.ch05_autograd.cleanup import clean
 from minicompile.ch05_autograd.joint import simplify, trace_joint
 from minicompile.ch05_autograd.partition import partition
@@ -183,6 +184,42 @@ def totalled(x, names, price):
     return x * (2 ** 3) + price
 
 
+def counted(layer, x):
+    layer.calls += 1
+    return layer.norm(x)
+
+
+def total(x):
+    return x * x.sum().item()
+
+
+def shifted(x):
+    return total(x + 1)
+
+
+def in_the_tracer():
+    """What a tracer has at the end of a trace, and what is said of a break."""
+    layer = torch.nn.Module()
+    layer.calls, layer.norm = 0, torch.nn.LayerNorm(4)
+    tx = trace_frame(counted, {"layer": layer, "x": torch.ones(2, 4)}, CaptureOptions()).tx
+    named = (value.source and value.source.name() for value in tx.objects.tracked.values())
+    [(written, _)] = tx.effects.changed.values()
+    with pytest.raises(minicompile.GraphBreakError) as refused:
+        minicompile.compile(shifted, fullgraph=True)(torch.ones(3))
+    return "\n".join([
+        inspect.getsource(counted),
+        f"graph.nodes       {[*tx.graph.nodes]}",
+        f"tensors.inputs    {[*tx.tensors.inputs]}",
+        f"objects.tracked   {', '.join(name for name in named if name and re.fullmatch('x|layer|layer.norm(.weight|.bias)?', name))}",
+        f"effects.changed   {written.source.name()}: { {name: v.value for name, v in written.attrs.items()} }",
+        inspect.getsource(total), inspect.getsource(shifted), re.sub(r"\S+\.py:\d+", "model.py", str(refused.value))])
+
+
+def appended(x, a, b):
+    a.append(b[0])
+    return x * len(b)
+
+
 def spread(x):
     squares = (x - x.mean(1, keepdim=True)).square()
     return squares * (x - x.mean(1, keepdim=True)).sum()
@@ -223,6 +260,8 @@ LISTINGS = {
     "ch03_capture/attributes.py": lambda: inspect.getsource(Scaled) + told(scaled, Scaled(), torch.ones(3)),
     "ch03_capture/methods.py": lambda: told(labelled, torch.ones(3), ["x"]),
     "ch03_capture/operations.py": lambda: told(totalled, torch.ones(3), ["x"], Price(5)),
+    "ch03_capture/capture.py": lambda: captured(centred, torch.ones(4, 8)).entry_text() + told(appended, torch.ones(3), [1], [2]),
+    "ch03_capture/tracer.py": in_the_tracer,
     "ch03_capture/subscripts.py": lambda: told(picked, torch.ones(3), [2, 4, 8], {"start": 0.1, "end": 0.01}, {}),
     "ch04_breaks/__init__.py": broken,
     "ch05_autograd/__init__.py": cut,

@@ -299,6 +299,69 @@ def closing_lines(ep: Epilogue, done: Trace) -> list:
     return [*ep.reads, *ep.writes, *(line for _, line in ep.late.values())]
 
 
+def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
+    tx = ep.tx
+    if any(not generator.done and has_cleanup(generator.frame) for generator in tx.effects.generators):
+        raise SkipFrame("a generator is dropped in the middle of a try or a with")
+    guard_unseen(tx)
+    guard_sizes(tx)
+    guard_aliasing(tx)
+    guard_counters(tx)
+    before, retreat = "".join(line + "\n" for lines_ahead in AHEAD for line in lines_ahead(ep)), "__EVALUATE"
+    assumed = tx.symbols.assumptions
+    right = output_text(ep, assumed[-1][0].node) if assumed else None
+    gm, traceless = finished_graph(ep), leaves_no_trace(tx)
+    if right is not None:
+        if before or not on_cpu(tx.graph) or not traceless and not leaves_no_trace(tx, tx.tensors.mode.draws):
+            _, place, born, _ = assumed[0]
+            raise Unsupported(BRANCH_ON_VALUES, place, born)
+        if not traceless:
+            traceless, before, retreat = True, f"__retreat = {pool(ep, keep_generators)}()\n", "__retreat()"
+        lines = [f"if not {right}: __refuted(); return {retreat}", *lines]
+    inputs = tx.tensors.inputs if gm is not None else {}
+    written = [(value.source, name) for value, _ in tx.effects.changed.values()
+               if type(value) is ObjVal and value.cls is not types.ModuleType and value.source for name in value.attrs]
+    return Captured(gm, [node.meta["source"] for node in inputs], list(inputs.values()), tx.guards,
+                    "\n".join(lines),
+                    tuple(held(real) for _, real in tx.objects.constants.values()), list(breaks), functools.partial(close_guards, tx),
+                    tuple(written), traceless, tuple(ep.weak), tx.symbols.sources, before, retreat)
+
+
+def finished_graph(ep: Epilogue) -> torch.fx.GraphModule | None:
+    """The graph with its outputs, in order; None if there is nothing to compute."""
+    graph = ep.tx.graph
+    if all(n.op == "placeholder" for n in graph.nodes) or not (ep.outputs or has_effects(graph)):
+        assert not ep.outputs, "outputs without a graph"
+        return None
+    output = graph.output(tuple(ep.outputs))
+    output.meta.update(val=tuple(n.meta["val"] for n in ep.outputs), location=None, origins=())
+    order_placeholders(graph)
+    drop_dead(graph)
+    return graph_module(torch.nn.Module(), graph)
+
+
+# %% [markdown]
+# ## One object or two
+#
+# Two values of a trace are two objects. The trace meets an object on a path; if a second path leads to the same one, it
+# finds the same value (`objects.tracked`). In another call these paths may lead to two objects, or two paths that led to two to one. As
+# long as nothing is written that makes no difference. In
+#
+#     def appended(x, a, b):
+#         a.append(b[0])
+#         return x * len(b)
+#
+# it does: called with one list twice, the answer is another. So what the trace has written to, and what it has compared by
+# `is`, must be apart from all else of its class, and two tensors from each other if one of them was written in place
+# (`NOT_ALIASED`). Called with two lists, the version asks for
+#
+#     b has 1 element
+#     a is another object than b
+#
+# There are objects of which Python shows two: an instance and its `__dict__`, a module and the dictionary of its variables. Those are
+# guarded as well, or the frame is left to Python (`guard_dicts`, `guard_namespaces`).
+
+# %%
 def guard_aliasing(tx):
     """What was written to, or told apart from others, has to be apart from what was found elsewhere. A tensor
     of a module and another one are left to the runtime, which compares addresses. Tensors whose guards differ are not one. Objects
@@ -359,42 +422,6 @@ def guard_namespaces(tx, found: dict):
             raise SkipFrame("the variables of a Python module, also as a dictionary, and one of them is written to")
         if type(d.source) is LocalSource:
             tx.guards.add(d.source, "NOT_ALIASED", GlobalsSource())
-
-
-def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
-    tx = ep.tx
-    if any(not generator.done and has_cleanup(generator.frame) for generator in tx.effects.generators):
-        raise SkipFrame("a generator is dropped in the middle of a try or a with")
-    guard_unseen(tx)
-    guard_sizes(tx)
-    guard_aliasing(tx)
-    guard_counters(tx)
-    gm, before, retreat = None, "".join(line + "\n" for lines_ahead in AHEAD for line in lines_ahead(ep)), "__EVALUATE"
-    assumed = tx.symbols.assumptions
-    right = output_text(ep, assumed[-1][0].node) if assumed else None
-    if any(n.op != "placeholder" for n in tx.graph.nodes) and (ep.outputs or has_effects(tx.graph)):
-        output = tx.graph.output(tuple(ep.outputs))
-        output.meta.update(val=tuple(n.meta["val"] for n in ep.outputs), location=None, origins=())
-        order_placeholders(tx.graph)
-        drop_dead(tx.graph)
-        gm = graph_module(torch.nn.Module(), tx.graph)
-    elif ep.outputs:
-        raise AssertionError("outputs without a graph")
-    traceless = leaves_no_trace(tx)
-    if right is not None:
-        if before or not on_cpu(tx.graph) or not traceless and not leaves_no_trace(tx, tx.tensors.mode.draws):
-            _, place, born, _ = assumed[0]
-            raise Unsupported(BRANCH_ON_VALUES, place, born)
-        if not traceless:
-            traceless, before, retreat = True, f"__retreat = {pool(ep, keep_generators)}()\n", "__retreat()"
-        lines = [f"if not {right}: __refuted(); return {retreat}", *lines]
-    inputs = tx.tensors.inputs if gm is not None else {}
-    written = [(value.source, name) for value, _ in tx.effects.changed.values()
-               if type(value) is ObjVal and value.cls is not types.ModuleType and value.source for name in value.attrs]
-    return Captured(gm, [node.meta["source"] for node in inputs], list(inputs.values()), tx.guards,
-                    "\n".join(lines),
-                    tuple(held(real) for _, real in tx.objects.constants.values()), list(breaks), functools.partial(close_guards, tx),
-                    tuple(written), traceless, tuple(ep.weak), tx.symbols.sources, before, retreat)
 
 
 # %%

@@ -10,13 +10,27 @@
 # global or to an object of the program, throwing away the `Tracer` undoes the whole trace. The one rule for who
 # adds a handler: what it has to remember gets a field here.
 #
-# Take `self.calls += 1; return self.norm(x)`. Reading `self.calls` adds a guard to `guards`; that this object was
-# met, and which value stands for it, is in `objects`, so that a second path to it finds the same value. The
-# addition is done at once, on a constant. The write goes to `effects`. `self.norm` is a call that is inlined, so
-# `frames` has two entries for a while, and `x` becomes a placeholder of `graph`, with an entry in `tensors` that
-# says where the compiled function will find it.
+# Take
 #
-# What belongs together has a record of its own. That of classes, `Classes`, is in `lookup.py`, where classes are searched.
+#     def counted(layer, x):
+#         layer.calls += 1
+#         return layer.norm(x)
+#
+# with a LayerNorm for `layer.norm`. Reading `layer.calls` adds a guard to `guards`; that this object was
+# met, and which value stands for it, is in `objects`, so that a second path to it finds the same value. The
+# addition is done at once, on a constant. The write goes to `effects`. `layer.norm` is a module, whose `forward` is inlined, so
+# `frames` has two entries for a while, and `x` becomes a placeholder of `graph`, with an entry in `tensors` that
+# says where the compiled function will find it. At the end the tracer has
+#
+#     graph.nodes       [x, layer_norm_weight, layer_norm_bias, layer_norm]
+#     tensors.inputs    [x, layer_norm_weight, layer_norm_bias]
+#     objects.tracked   layer, layer.norm, x, layer.norm.weight, layer.norm.bias
+#     effects.changed   layer: {'calls': 1}
+#
+# beside the guards, most of them on what was found in classes and modules on the way (`objects.tracked` has those, too).
+#
+# What belongs together has a record of its own. `Tensors`, `Objects` and `Globals` are what the trace has met, `Symbols` the numbers that
+# may be others at the next call. That of classes, `Classes`, is in `lookup.py`, where classes are searched.
 
 # %%
 import bisect
@@ -98,6 +112,12 @@ class Symbols:
     assumptions: list = field(default_factory=list)
 
 
+# %% [markdown]
+# The tracer itself. `stop_at` is how a graph breaks: the first trace has failed at the outermost frame's thirtieth
+# instruction, and a second one, new from the ground up, ends in front of it. Chapters that come later keep what they have to
+# remember in `notes`, by a class of their own, so that this record need not know them.
+
+# %%
 @dataclass(eq=False)
 class Tracer:
     """One capture. The trace ends in front of the outermost frame's instruction number `stop_at`, counted as they are executed."""
@@ -133,7 +153,24 @@ def notes_of(tx: Tracer, record: type):
 # whose file is not part of torch or of the standard library. `Linear.forward` says nothing to a reader;
 # `model.py:94` does.
 #
-# A call chain lists all frames, and `unsupported` raises a break that carries the place.
+# A call chain lists all frames, and `unsupported` raises a break that carries the place. Under `fullgraph=True` the program
+#
+#     def total(x):
+#         return x * x.sum().item()
+#
+#     def shifted(x):
+#         return total(x + 1)
+#
+# is refused with words, among which these come from here:
+#
+#     model.py in total
+#     return x * x.sum().item()
+#     ^^^^^^^^^^^^^^
+#     called from model.py in shifted
+#
+# `step_of` answers another question of place. What the trace makes is numbered (`born`), and `path` has the numbers that were
+# reached after each instruction of the outermost frame. If the epilogue finds an object that it cannot rebuild, the two tell
+# in which instruction it was made, and the graph can break before that.
 
 # %%
 LIBRARY_ROOTS = (torch.__path__[0] + "/", inspect.__file__.rsplit("/", 1)[0] + "/", "<frozen", "<minicompile")
@@ -210,8 +247,10 @@ def say_where(tx: Tracer, error: Unsupported) -> Unsupported:
 # %% [markdown]
 # ## Guards and constants
 #
-# A guard is recorded with the line that needed it, so that a recompile can say why. Objects that the
-# generated function must name but cannot spell go to its constant pool `__K`.
+# A guard is recorded with the line that needed it, so that a recompile can say why. Objects that the generated function must
+# name but cannot spell go to its constant pool `__K`. A guard of `answer` or `bases` has no source, since it is about no
+# variable of the program: the one asks a question of the world again in each call, such as whether a package is installed, the
+# other asks whether a class still has the bases that it had (where it lives as long as the process, that is not asked).
 
 # %%
 def guard(tx: Tracer, source: Source | None, kind: str, expected=None):
@@ -240,6 +279,7 @@ def constant_source(tx: Tracer, real) -> ConstantSource:
 
 
 # %% [markdown]
+# A global variable is read from its namespace, a dictionary, and the generated text has to name that dictionary.
 # The globals of inlined functions are read from their Python module, or from a function that has them. Those
 # of the function that is being called are `__G`. Entries belong to code, and another function of the same code
 # may have other globals (`exec` of one code object in two namespaces), so an entry that takes `__G` for the

@@ -10,6 +10,15 @@
 # backward half for a set of tangents that are absent when it is first needed, and the call after it does so for
 # the set that is expected. Inputs whose gradient is known to be absent (`apart`) are detached, so that the engine
 # does not walk on from them.
+#
+# With `compile_aten` any function that gives a callable for a graph will do; the simplest runs the graph node by node:
+#
+#     run = compile_training(gm, fakes, lambda gm, is_backward: lambda args: gm(*args))
+#
+# For `relu(x - x.mean(1, keepdim=True))` and an `x` that requires a gradient, `run.joint` is the graph of both passes and
+# `run.partition` has the two halves. The results of `run(x)` have a `grad_fn`, the node that calls the backward half. For an
+# `x` that requires none, `run.partition` is None, and so is that `grad_fn`: this is the case of `_direct`, at the
+# end.
 
 # %%
 from typing import Callable, Sequence
@@ -77,6 +86,12 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     return run
 
 
+# %% [markdown]
+# Without a backward there is no node, and with it goes what a node sees to: that nothing inside is recorded. Host programs see to it
+# themselves; other callables, which may run operators one by one (`leaves_history`), run with gradients switched off. A graph that only
+# takes views of its inputs has nothing to run, and the views are made by `finish`.
+
+# %%
 def _direct(joint: Joint, compile_aten: Compile) -> Callable:
     compiled = changing(compile_aten(joint.gm, is_backward=False), joint.hidden, data_of)
     leaves_history = getattr(compiled, "leaves_history", True)
