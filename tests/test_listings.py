@@ -124,6 +124,11 @@ def host():
     return compile_schedule(fuse(lower(program)), "loops").source
 
 
+def host_of_a_layer():
+    program = graph_of(lambda x, w, b: torch.relu((x + b) @ w.t()), torch.ones(128, 64), torch.ones(256, 64), torch.ones(64))
+    return compile_schedule(fuse(lower(program)), "loops").source
+
+
 def trained():
     x = torch.ones(64, 256, requires_grad=True)
     return inspect.getsource(step) + graphs(*captured(step, x, torch.optim.SGD([x], lr=0.1)).graphs)
@@ -197,6 +202,28 @@ def shifted(x):
     return total(x + 1)
 
 
+def refreshed(model, x):
+    old, model.cache = model.cache, x * 2
+    return [x + 1, old]
+
+
+def cached():
+    made = Scaled()
+    made.cache = torch.ones(3)
+    return made
+
+
+def asked():
+    """Questions about a symbolic size, their answers, and the guards that these leave."""
+    rows = []
+    for question in "size + 2", "size // 2 * 4", "size > 100", "bool(2 * size > 3)", "bool(size > 100)", "bool(size % 2 == 0)", \
+            "int(size // 3)":
+        env = ShapeEnv()
+        answer = str(eval(question, {"size": env.create(6)}))
+        rows.append(f"{question:<21} {answer:<15} {''.join('guard: ' + guard.text() for guard in env.guards)}".strip())
+    return "\n".join(rows)
+
+
 def in_the_tracer():
     """What a tracer has at the end of a trace, and what is said of a break."""
     layer = torch.nn.Module()
@@ -255,9 +282,11 @@ CENTRED = centred, torch.ones(64, 256)
 LISTINGS = {
     "ch01_graphs/__init__.py": lambda: inspect.getsource(centred) + graphs(recorded(64), recorded(ShapeEnv().create(64))),
     "ch01_graphs/layouts.py": laid_out,
+    "ch01_graphs/shapes.py": asked,
     "ch02_guards/__init__.py": guarded,
     "ch03_capture/__init__.py": interpreted,
     "ch03_capture/attributes.py": lambda: inspect.getsource(Scaled) + told(scaled, Scaled(), torch.ones(3)),
+    "ch03_capture/epilogue.py": lambda: told(refreshed, cached(), torch.ones(3)),
     "ch03_capture/methods.py": lambda: told(labelled, torch.ones(3), ["x"]),
     "ch03_capture/operations.py": lambda: told(totalled, torch.ones(3), ["x"], Price(5)),
     "ch03_capture/capture.py": lambda: captured(centred, torch.ones(4, 8)).entry_text() + told(appended, torch.ones(3), [1], [2]),
@@ -278,6 +307,7 @@ LISTINGS = {
     "ch09_triton/emit.py": lambda: kernel(emit_triton, lambda x: torch.relu(x) + 1, torch.ones(1000), gpu=True),
     "ch10_cpp/__init__.py": lambda: kernel(emit_cpp, *CENTRED),
     "ch11_runtime/__init__.py": host,
+    "ch11_runtime/host.py": host_of_a_layer,
     "ch12_training/__init__.py": trained,
     "ch13_tuning/__init__.py": in_channels_last}
 OF_3_11 = {"ch03_capture/__init__.py", "ch04_breaks/__init__.py"}            # they show bytecode
@@ -289,6 +319,6 @@ def test_a_listing_is_what_the_code_prints(path):
         pytest.skip("another Python has other bytecode")
     printed, text = LISTINGS[path]().splitlines(), (PACKAGE / path).read_text()
     fenced = re.search(r"^# ```python\n((?:# .*\n)+?)# ```", text, re.M)
-    shown = fenced[1].replace("# ", "").splitlines() if fenced else re.findall(r"^#     (.+)", text, re.M)
+    shown = re.sub("^# ", "", fenced[1], flags=re.M).splitlines() if fenced else re.findall(r"^#     (.+)", text, re.M)
     rest = iter([line.strip() for line in printed])                     # `in` goes on where it found the line before
     assert len(shown) >= 4 and [line for line in shown if line.strip() not in rest] == []

@@ -10,6 +10,20 @@
 # the bounds of the symbols decide it for all sizes. Where they do not, the answer for the sizes of the
 # present call is used, and the question with its answer is recorded as a guard: the trace is valid for
 # exactly those inputs for which all recorded questions have the same answers.
+#
+# With `size = env.create(6)`, a size that is 6 in this call and at least 2 in all others, a program that asks gets
+#
+#     size + 2              s0 + 2
+#     size // 2 * 4         4*(s0 // 2)
+#     size > 100            s0 > 100
+#     bool(2 * size > 3)    True
+#     bool(size > 100)      False           guard: not (s0 > 100)
+#     bool(size % 2 == 0)   True            guard: s0 % 2 == 0
+#     int(size // 3)        2               guard: s0 // 3 == 2
+#
+# Arithmetic asks nothing. Nor does a comparison, until somebody wants a `bool` of it: the fourth line has a proof, the two below have
+# an answer of the present call. The last one wants the number itself, which is the strongest question. A version with that guard
+# serves the sizes 6, 7 and 8.
 
 # %%
 import contextlib

@@ -2,14 +2,20 @@
 # # The epilogue: back from values to objects
 #
 # The graph has run and its outputs are real tensors. What remains of the call is to build the objects that
-# it returns and to apply the side effects that were only recorded. Both are written as Python text:
+# it returns and to apply the side effects that were only recorded. Both are written as Python text. Of
 #
-#     __out = __graph(*__inputs)
-#     t0 = self.cache                       # 1. read everything that is needed
-#     t1 = [__out[0], t0]
-#     self.cache = __out[1]                 # 2. then write
-#     return t1
+#     def refreshed(model, x):
+#         old, model.cache = model.cache, x * 2
+#         return [x + 1, old]
 #
+# the graph computes `x + 1` and `x * 2`, and this follows it:
+#
+#     __t1 = model.cache
+#     __t2 = [__out[0], __t1, ]
+#     model.cache = __out[1]
+#     return __t2
+#
+# First everything is read that is needed, and objects are built; then it is written to what existed before.
 # Reading comes first because a side effect may overwrite what a later line wants to read: after `a.x, a.y =
 # a.y, a.x` the new `a.y` is the old `a.x`. An object that existed before the call is named by its source,
 # never copied, so identity survives; an object of the trace is built once and named by a variable, so two

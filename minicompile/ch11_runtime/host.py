@@ -4,21 +4,27 @@
 # Somebody has to call the kernels: allocate a buffer, launch, drop a name, launch again. For small models
 # this is where the time goes: a GPU that finishes a kernel in two microseconds waits for a host that needs
 # ten for the next one. So the host program is *generated*, as plain Python, one line a step, with every
-# decision already made:
+# decision already made. That of `relu((x + b) @ w.t())`:
 #
 # ```python
 # def call(args):
 #     x, w, b = args
 #     args.clear()
-#     buf0 = empty((128, 64), (64, 1), f32, cpu)
-#     k0(x, b, buf0)
-#     del x
-#     buf1 = empty((128, 256), (256, 1), f32, cpu)
-#     x0(buf0, as_strided(w, (64, 256), (1, 64), 0), out=buf1)
-#     del buf0
-#     k1(buf1)
-#     return [buf1]
+#     with below_autograd():
+#         buf0 = empty((128, 64), (64, 1), dtype=dtype0, device=device0)
+#         k0(x, b, buf0)  # fused_add_0
+#         del x, b
+#         buf1 = empty((128, 256), (256, 1), dtype=dtype0, device=device0)
+#         x0(buf0, w.t(), out=buf1)
+#         del buf0, w
+#         buf2 = buf1  # takes over its memory
+#         k1(buf1, buf2)  # fused_full_maximum_2
+#         del buf1
+#         result = [buf2]
+#     return result
 # ```
+#
+# `k0` and `k1` are the kernels, `x0` is the library's matrix product. The second kernel overwrites its input, which nobody reads after it.
 #
 # There is no dictionary of values, no loop over steps, no check of anything the guards have checked.
 # `args.clear()` matters: the caller's list held the last reference to the saved activations of a backward
