@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Kernels without a GPU
 #
-# Under `TRITON_INTERPRET=1` Triton runs a kernel in Python, block after block, with NumPy arrays for tiles.
-# It is slow, and it lets the tests of this chapter run anywhere. It has no libdevice; this stands in, with
-# PyTorch's own functions. It cuts off the bits that bfloat16 has not, where a GPU rounds to nearest: a NaN can
-# become infinite. It makes numbers of a truth value when it spreads it over a tile. And where a scalar bounds a loop,
-# Triton 3.6 relies on a conversion that NumPy gave up in version 2.4. `repair` mends all three.
+# Under `TRITON_INTERPRET=1` Triton runs a kernel in Python, block after block, with NumPy arrays for tiles. It is slow, and
+# it lets the tests of this chapter run anywhere. It has no libdevice, the library of functions such as `erf` for NVIDIA's
+# GPUs; this stands in, with PyTorch's own functions on the arrays of the tiles. Three more things are not as on a GPU. It
+# cuts off the bits that bfloat16 has not, where a GPU rounds to nearest: a NaN can become infinite. It makes numbers of a
+# truth value when it spreads it over a tile. And where a scalar bounds a loop, Triton 3.6 relies on a conversion that NumPy
+# gave up in version 2.4. `repair`, at the end, mends all three.
 
 # %%
 import numpy as np
@@ -37,43 +38,66 @@ def _apply(function, tiles):
     return tl.tensor(TensorHandle(out, dtype), tl.block_type(dtype, list(out.shape)))
 
 
-def repair() -> None:
-    """Conversions from and to bfloat16 in Triton's interpreter are those of PyTorch (Triton keeps the bits as uint16), products see them,
-    a tile has the type of the value that fills it, and a scalar can bound a loop."""
+# %% [markdown]
+# The interpreter keeps a bfloat16 as the uint16 of its bits. `rounding` is given the interpreter's own cast and makes one that
+# leaves these bits to PyTorch: it widens them exactly, and rounds a float32 to the nearest bfloat16, as a GPU does. A product of such
+# tiles multiplied the bits; `widening` has it see floats.
+
+# %%
+def rounding(truncate):
+    """The cast of the interpreter, of which `truncate` is the original."""
     import triton.language as tl
-    from triton.runtime import interpreter
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _get_np_dtype
+    from triton.runtime.interpreter import TensorHandle, _get_np_dtype
 
-    truncating = InterpreterBuilder.cast_impl
-    if truncating.__name__ == "cast_rounding":
-        return
-
-    def cast_rounding(self, source, target):
+    def cast(self, source, target):
         kinds = source.dtype.scalar, target.scalar
         if tl.bfloat16 not in kinds or kinds[0] == kinds[1]:
-            return truncating(self, source, target)
+            return truncate(self, source, target)
         x = torch.from_numpy(np.ascontiguousarray(source.data))
         if kinds[0] == tl.bfloat16:
             out = x.view(torch.bfloat16).float().numpy().astype(_get_np_dtype(target))
         else:
             out = x.float().bfloat16().view(torch.int16).numpy().view(np.uint16)
         return TensorHandle(out, kinds[1])
+    return cast
 
-    def create_splat(self, kind, value):
-        shape = kind.shape if hasattr(kind, "shape") else kind
-        return TensorHandle(np.full(shape, np.ravel(value.data)[0], dtype=value.data.dtype), value.dtype.scalar)
 
-    multiplying = InterpreterBuilder.create_dot
+def widening(multiply, cast):
+    """The product of the interpreter, of which `multiply` is the original."""
+    import triton.language as tl
 
-    def create_dot(self, a, b, *rest):
-        wide = [cast_rounding(self, t, tl.float32) if t.dtype.scalar == tl.bfloat16 else t for t in (a, b)]
-        return multiplying(self, *wide, *rest)
+    def dot(self, a, b, *rest):
+        wide = [cast(self, t, tl.float32) if t.dtype.scalar == tl.bfloat16 else t for t in (a, b)]
+        return multiply(self, *wide, *rest)
+    return dot
 
-    adding_methods = interpreter._patch_lang_tensor
 
-    def add_methods(tensor, scope):
-        adding_methods(tensor, scope)
+# %% [markdown]
+# A scalar that is spread over a tile (`tl.full`) keeps its type. And `range(n)` in a kernel asks `n` for its `__index__`, which the
+# interpreter puts on tensors each time that it starts a kernel; ours has to come after it.
+
+# %%
+def splat(self, kind, value):
+    from triton.runtime.interpreter import TensorHandle
+
+    shape = kind.shape if hasattr(kind, "shape") else kind
+    return TensorHandle(np.full(shape, np.ravel(value.data)[0], dtype=value.data.dtype), value.dtype.scalar)
+
+
+def bounding(add_methods):
+    """What gives tensors their methods when a kernel starts, of which `add_methods` is the original."""
+    def patch(tensor, scope):
+        add_methods(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(np.ravel(self.handle.data)[0]))
+    return patch
 
-    InterpreterBuilder.cast_impl, InterpreterBuilder.create_splat, InterpreterBuilder.create_dot = cast_rounding, create_splat, create_dot
-    interpreter._patch_lang_tensor = add_methods
+
+def repair() -> None:
+    """All of it, once in a process."""
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    if builder.create_splat is not splat:
+        builder.cast_impl = rounding(builder.cast_impl)
+        builder.create_dot = widening(builder.create_dot, builder.cast_impl)
+        builder.create_splat, interpreter._patch_lang_tensor = splat, bounding(interpreter._patch_lang_tensor)
