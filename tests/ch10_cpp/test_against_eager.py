@@ -1,5 +1,7 @@
 """Whole ATen programs through trace, decompose, lower, fuse and the C++ backend, against eager."""
+import math
 import platform
+import re
 
 import pytest
 import torch
@@ -279,6 +281,21 @@ def test_images(last):
     agree(lambda x, w: F.avg_pool2d(x, 3, 1, 1), x, w)
     agree(lambda x, w: F.group_norm(x, 4, w, w), x, w)
     agree(lambda x, w: x.mean((2, 3)), x, w)
+
+
+@pytest.mark.parametrize("size, innermost", [((2, 12, 5, 7), True), ((2, 12, 5, 7), False), ((3, 8), False), ((2, 6, 9), False)])
+def test_group_norm_divides_no_positions(size, innermost):
+    """Channels of a group and positions are not one dimension where channels are innermost in memory."""
+    x, g, w = rand(*size) + 3, rand(*size, seed=1), rand(size[1], seed=2)
+    if innermost:
+        x, g = (t.contiguous(memory_format=torch.channels_last) for t in (x, g))
+
+    def both(g, x, w):
+        out, mean, rstd = aten.native_group_norm(x, w, w, size[0], size[1], math.prod(size[2:]), 2, 1e-5)
+        return out, mean, rstd, *aten.native_group_norm_backward(g, x, mean, rstd, w, size[0], size[1], math.prod(size[2:]), 2, [True] * 3)
+
+    code = "".join(s.code for s in agree(both, g, x, w))
+    assert not re.search(r"[ir]\d\)* [/%]", code)
 
 
 @pytest.mark.parametrize("fusion", [False, True])

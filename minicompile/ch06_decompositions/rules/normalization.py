@@ -7,6 +7,7 @@
 # kernel holding a row in registers.
 
 # %%
+import functools
 import math
 
 import torch
@@ -296,32 +297,59 @@ def cudnn_batch_norm_backward(x, grad, weight, running_mean, running_var, mean, 
 # %% [markdown]
 # ## Group norm
 #
-# A layer norm over the channels of a group and all positions, then a scale and shift per channel.
+# A layer norm over the channels of a group and all positions, then a scale and shift per channel. `_grouped` cuts the dimension of the
+# channels in two and leaves the positions as they are, which is a view of any memory.
+#
+# Where channels are innermost in memory, those of a group are a few numbers side by side, and the next ones lie far away. A CPU folds
+# such images in two steps: the positions of all channels at once, then the channels of each group. The variance of a group
+# is the mean of those of its channels and the variance of their means.
 
 # %%
+def _grouped(x, group):
+    """(x with its channels as [groups, channels of a group], the dims of the positions)."""
+    x = widen(x).view([x.shape[0], group, x.shape[1] // group, *x.shape[2:]])
+    return x, list(range(3, x.dim()))
+
+
+def _group_moments(x, positions):
+    if not positions or x.device.type != "cpu" or x.stride(2) != 1:
+        return moments(x, [2, *positions], 0, True)
+    var, mean = moments(x, positions, 0, True)
+    within = torch.sum(var, [2], True) / x.shape[2]
+    between, mean = moments(mean, [2], 0, True)
+    return within + between, mean
+
+
 @decomposition("native_group_norm")
 def native_group_norm(x, weight, bias, N, C, HxW, group, eps):
-    grouped = widen(x).reshape([N, group, C // group * HxW])
-    var, mean = moments(grouped, [2], 0, True)
+    grouped, positions = _grouped(x, group)
+    var, mean = _group_moments(grouped, positions)
     rstd = torch.rsqrt(var + eps)
-    out = _affine(((grouped - mean) * rstd).view(x.shape), weight, bias, lambda p: _channels(x, p))
+    out = _affine(((grouped - mean) * rstd).reshape(x.shape), weight, bias, lambda p: _channels(x, p))
     dtype = _stats_dtype(x, weight, bias)
     return out.to(x.dtype), mean.view([N, group]).to(dtype), rstd.view([N, group]).to(dtype)
 
 
+# %% [markdown]
+# Backward has two sums for each channel. Over the batch they are the gradients of the parameters; weighted and over the channels of a
+# group, the row sums of the input's gradient. A CPU computes those of the positions once for both.
+
+# %%
 @decomposition("native_group_norm_backward")
 def native_group_norm_backward(grad, x, mean, rstd, weight, N, C, HxW, group, output_mask):
-    shape = [N, group, C // group, HxW]
-    grad = widen(grad).reshape(shape)
-    mean, rstd = (widen(s).view([N, group, 1, 1]) for s in (mean, rstd))
-    n = (widen(x).reshape(shape) - mean) * rstd
+    (grad, positions), dtype = _grouped(grad, group), x.dtype
+    ones = [1] * len(positions)
+    mean, rstd = (widen(s).view([N, group, 1, *ones]) for s in (mean, rstd))
+    n = (_grouped(x, group)[0] - mean) * rstd
+    weigh = functools.partial(_affine, weight=weight, bias=None, place=lambda p: widen(p).view([1, group, C // group, *ones]))
+    sums = [torch.sum(t, positions, True) if positions and x.device.type == "cpu" else t for t in (grad, grad * n)]
     dx = dw = db = None
-    dtype = x.dtype if weight is None else weight.dtype
     if output_mask[0]:
-        g = _affine(grad, weight, None, lambda p: widen(p).view([1, group, C // group, 1]))
-        dx = _input_gradient(g, n, rstd, [2, 3]).view(x.shape).to(x.dtype)
+        total, dot = (torch.sum(weigh(s), [2, *positions], True) / (C // group * HxW) for s in sums)
+        dx = ((weigh(grad) - total - n * dot) * rstd).reshape(x.shape).to(dtype)
+    dtype = dtype if weight is None else weight.dtype
     if output_mask[1]:
-        dw = torch.sum(grad * n, [0, 3]).view([C]).to(dtype)
+        dw = torch.sum(sums[1], [0, *positions]).view([C]).to(dtype)
     if output_mask[2]:
-        db = torch.sum(grad, [0, 3]).view([C]).to(dtype)
+        db = torch.sum(sums[0], [0, *positions]).view([C]).to(dtype)
     return dx, dw, db
