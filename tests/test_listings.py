@@ -247,6 +247,10 @@ def appended(x, a, b):
     return x * len(b)
 
 
+def applied(f, x):
+    return f(x.mean(1), factor=2)
+
+
 def spread(x):
     squares = (x - x.mean(1, keepdim=True)).square()
     return squares * (x - x.mean(1, keepdim=True)).sum()
@@ -290,6 +294,7 @@ LISTINGS = {
     "ch03_capture/methods.py": lambda: told(labelled, torch.ones(3), ["x"]),
     "ch03_capture/operations.py": lambda: told(totalled, torch.ones(3), ["x"], Price(5)),
     "ch03_capture/capture.py": lambda: captured(centred, torch.ones(4, 8)).entry_text() + told(appended, torch.ones(3), [1], [2]),
+    "ch03_capture/opcodes_calls.py": lambda: inspect.getsource(applied) + instructions(applied),
     "ch03_capture/tracer.py": in_the_tracer,
     "ch03_capture/subscripts.py": lambda: told(picked, torch.ones(3), [2, 4, 8], {"start": 0.1, "end": 0.01}, {}),
     "ch04_breaks/__init__.py": broken,
@@ -310,7 +315,7 @@ LISTINGS = {
     "ch11_runtime/host.py": host_of_a_layer,
     "ch12_training/__init__.py": trained,
     "ch13_tuning/__init__.py": in_channels_last}
-OF_3_11 = {"ch03_capture/__init__.py", "ch04_breaks/__init__.py"}            # they show bytecode
+OF_3_11 = {"ch03_capture/__init__.py", "ch03_capture/opcodes_calls.py", "ch04_breaks/__init__.py"}            # they show bytecode
 
 
 @pytest.mark.parametrize("path", LISTINGS)

@@ -15,8 +15,8 @@
 #     zeros(1, 4).expand(3, 4)          strides (0, 1)       order [1, 0]      shared  length 4    copy (4, 1)
 #
 # The second has the elements of the first, read in another order, and no memory of its own. The third sees half of each row of eight, so
-# there are gaps: from its first element to its last there are 12 places for 8 elements. In the last three rows are one, and a write to
-# one of its elements is a write to three (`each_has_its_place` is false). A copy that may lie as it likes keeps the order, and
+# there are gaps: from its first element to its last there are 12 places for 8 elements. The last shows one row three times, so
+# a write to one of its elements is a write to three (`each_has_its_place` is false). A copy that may lie as it likes keeps the order, and
 # has neither gaps nor elements that share a place.
 
 # %%

@@ -197,7 +197,7 @@ def trace_frame(func, args: dict, options: CaptureOptions, stop_at: int | None =
     """Interpret the frame. Raises Unsupported with attributes `step` (which instruction, counted in
     execution order) and `chain`; SkipFrame when the frame is not worth or not capable of capture."""
     if func.__code__.co_flags & SUSPENDS:
-        raise quiet_skip("generators and coroutines are not captured")
+        raise marked(SkipFrame("generators and coroutines are not captured"), quiet=True)       # no error, even under fullgraph
     tx, frame = start_trace(func, args, options, stop_at)
     captures.append(tx.classes)
     try:
@@ -233,8 +233,8 @@ def run_frame(tx: Tracer, frame: Frame, mode: bool) -> Trace:
         set_grad(tx, mode)
         return done
     except UserError as error:
-        words = describe_error(error.exc)
-        raise marked(Unsupported(f"the program raises {words}", getattr(error, "location", None)),
+        words = ", ".join(map(describe, error.exc.args))
+        raise marked(Unsupported(f"the program raises {error.exc.cls.__name__}({words})", getattr(error, "location", None)),
                      step=len(tx.path), chain=[], raises=True, told=tx.told) from None
     except Unsupported as error:
         if not hasattr(error, "step"):
@@ -247,16 +247,6 @@ def run_frame(tx: Tracer, frame: Frame, mode: bool) -> Trace:
         close_all(tx)
         if torch.is_grad_enabled() != mode:
             torch._C._set_grad_enabled(mode)
-
-
-def quiet_skip(reason) -> SkipFrame:
-    """For frames that nobody asked to compile: no error even under fullgraph."""
-    return marked(SkipFrame(reason), quiet=True)
-
-
-def describe_error(exc) -> str:
-    text = ", ".join(describe(a) for a in exc.args)
-    return f"{exc.cls.__name__}({text})"
 
 
 # %% [markdown]

@@ -11,21 +11,27 @@
 # | tensor | `x.mul(2)` | a node (`tensors.py`) |
 # | constant | `"a b".split()` | the method itself is called, now (`fold`): it only computes |
 #
-# All three at work:
+# All four at work:
 #
 #     def labelled(x, names):
 #         names.append("{}_{}".format(names[0], 2))
 #         return x.mul(2).add_(names.__len__())
 #
-# The list of the program had one item and is not touched; its value in the trace has two when `__len__` is called. Hence the 2
-# in the graph, the guard on the length, and the statement after the graph that makes the change:
+# The list of the program had one item and is not touched; its value in the trace has two when `__len__` is called. Hence the
+# guard on the length,
 #
 #     names is a list
 #     names has 1 element
 #     names[0] is a str
+#
+# the statement after the graph that makes the change,
+#
 #     __t2 = names[0]
 #     __t3 = __K[0]('{}_{}', __t2, 2, )
 #     names.extend([__t3, ])
+#
+# and the 2 in the graph:
+#
 #     x: f32[3] = input
 #     mul: f32[3] = x.mul(2)
 #     add_: f32[3] = mul.add_(2)

@@ -29,11 +29,29 @@ from .wrap import as_python, guard_keys, realize, wrap
 # %% [markdown]
 # ## Calls and functions
 #
-# Before 3.13 the stack of a call is `NULL, callable, args` or `method, self, args`; since 3.13 the first
-# two have changed places.
+# A call is spread over several instructions, which push what it needs. Here are two of them, the first in the second's arguments, and
+# their bytecode in Python 3.11:
 #
-# The names of keyword arguments are a constant of the code. Before 3.13 an instruction in front of the call
-# announces it, and the frame remembers the names until then; since 3.13 they lie on top of the stack. A call with
+#     def applied(f, x):
+#         return f(x.mean(1), factor=2)
+#     PUSH_NULL
+#     LOAD_FAST f
+#     LOAD_FAST x
+#     LOAD_METHOD mean
+#     LOAD_CONST 1
+#     PRECALL
+#     CALL
+#     LOAD_CONST 2
+#     KW_NAMES
+#     PRECALL
+#     CALL
+#
+# At the first `CALL` the top of the stack is `mean, x, 1`: a method, its `self`, one argument. At the second it is `NULL, f, mean of x, 2`:
+# nothing, a callable, two arguments, of which the last has the name that `KW_NAMES` has announced. So in front of the arguments lie two
+# slots, `NULL, callable` or `method, self`, in one of which may be nothing (`split_callable`); since 3.13 the callable comes first.
+#
+# The names of keyword arguments are a constant of the code. Before 3.13 the frame remembers the names between the two
+# instructions; since 3.13 they lie on top of the stack (`CALL_KW`). A call with
 # `*args` or `**kwargs` is an instruction of its own, for which the trace has to know how many items there are: so
 # a dictionary that came from outside is guarded by its keys.
 
@@ -88,6 +106,9 @@ def named_values(tx, dictionary) -> dict:
 
 
 # %% [markdown]
+# What `call` does with a callable is the matter of `calls.py`. If it is a function of the program, a frame for it is put on top of
+# `tx.frames`, and its own instructions are next.
+#
 # A `def` inside of the traced program makes a function of the trace, a `FuncVal`. What the statement brings along,
 # the closure, annotations and defaults, lies on the stack. Up to 3.12 the bits of the argument say which of these
 # there are; since 3.13 each has an instruction of its own.

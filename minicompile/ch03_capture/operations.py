@@ -10,12 +10,16 @@
 #         names += ["y"]
 #         return x * (2 ** 3) + price
 #
-# with a `price` whose class has `def __radd__(self, other): return other + self.n`, all three occur. Nothing is left of `2 ** 3` but its
-# result, and of the object but what `__radd__` does. The list grows after the graph has run.
+# with a `price` whose class has `def __radd__(self, other): return other + self.n`, all three occur. The object is guarded by what
+# `__radd__` has read, and the list grows after the graph has run:
 #
 #     price.n == 5
+#
 #     names.extend(['y', ])
 #     return __out[0]
+#
+# Nothing is left in the graph of `2 ** 3` but its result, and of the object but the number:
+#
 #     x: f32[3] = input
 #     mul: f32[3] = mul(x, 8)
 #     add: f32[3] = add(mul, 5)

@@ -178,14 +178,14 @@ def take_apart(schedule: Schedule) -> Parts | None:
         if where != "cpu":
             on_device.append((step, {s: sources.index(reads[s.name]) if s.name in reads else places.get(s)
                                      for s in getattr(step, "symbols", ())}))
-    if any(is_changed(p, v.buffer) for v in sources if isinstance(v, View)):
-        return None
+    if not {v.buffer for v in sources if isinstance(v, View)}.isdisjoint(b.alias_of for b in p.buffers.values()):
+        return None                         # a kernel reads what is updated in place later
     if not sources and "cpu" not in sides and all(is_on_gpu(p, o) for o in p.outputs):
         return None
     gpu = next(b.device for b in p.buffers.values() if b.device.type != "cpu")
     numbers = Buffer(f"numbers_{len(p.buffers)}", torch.float64, gpu, Layout((len(sources),), (1,)))
     steps = [with_loads(step, numbers, place) if isinstance(step, Kernel) else step for step, place in on_device]
-    outputs = [k for k, o in enumerate(p.outputs) if isinstance(o, View) and not is_on_cpu(p, o.buffer)]
+    outputs = [k for k, o in enumerate(p.outputs) if is_on_gpu(p, o)]
     device = subprogram(schedule, steps, [p.outputs[k] for k in outputs], cpu=False, more=[numbers] if sources else [])
     host = subprogram(schedule, [s for s, where in zip(schedule.steps, sides) if where == "cpu"],
                 [*sources, *(o for k, o in enumerate(p.outputs) if k not in outputs)], cpu=True)
@@ -199,11 +199,6 @@ def is_on_cpu(p: Program, name: str) -> bool:
 
 def is_on_gpu(p: Program, output) -> bool:
     return isinstance(output, View) and not is_on_cpu(p, output.buffer)
-
-
-def is_changed(p: Program, name: str) -> bool:
-    """Is the buffer, whose contents a kernel reads, updated in place later?"""
-    return any(b.alias_of == name for b in p.buffers.values())
 
 
 # %% [markdown]
