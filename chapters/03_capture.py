@@ -270,7 +270,7 @@ Table(["program", "tiny: parts", "because", "minicompile: graphs"], rows)
 #
 # The loop takes the next step, which is a handler, the number of values that it pops, and the instruction:
 #
-# %show minicompile.ch03_capture.interpreter.run_instructions "handler, pops, instruction" to "raise Unsupported(f"the instruction"
+# %show minicompile.ch03_capture.interpreter.run_instructions "handler, pops, instruction" to "tx.ops += 1"
 #
 # The handler gets the popped values as its arguments. What it returns is pushed: one value, a list of them, or
 # nothing. The handlers of `return` and `yield` give a `Leave`, which holds a value. With it this run of the frame ends:

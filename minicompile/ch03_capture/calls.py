@@ -33,7 +33,8 @@ from .lookup import MISSING, lookup, python_method
 from .methods import call_handler, call_method
 from .operations import emit_float, fold
 from .protocol import method
-from .tracer import CALLS, Tracer, answer, call, constant_source, enter_namespace, is_library, location, plain_python, unsupported
+from .tracer import (
+    CALLS, Tracer, answer, call, constant_source, enter_namespace, guard_thing, is_library, location, plain_python, unsupported)
 from .values import (
     AbstractValue, BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MethodName,
     MethodVal, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, boolean, describe)
@@ -196,9 +197,8 @@ def goes_with_class(tx: Tracer, real: types.FunctionType) -> bool:
 
 def guard_function(tx: Tracer, real: types.FunctionType):
     """The function keeps its code and its defaults."""
-    if goes_with_class(tx, real):
-        return
-    tx.guards.add(None, "FUNCTION", (real, real.__code__, real.__defaults__, tuple((real.__kwdefaults__ or {}).items())), location(tx))
+    if not goes_with_class(tx, real):
+        guard_thing(tx, "FUNCTION", real, real.__code__, real.__defaults__, tuple((real.__kwdefaults__ or {}).items()))
 
 
 # %% [markdown]

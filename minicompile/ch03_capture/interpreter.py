@@ -138,7 +138,7 @@ def pop_many(frame: Frame, count: int) -> list:
 # %%
 @dataclass(eq=False)
 class Decoded:
-    """steps: per instruction (handler or None, number of operands it pops, instruction)."""
+    """steps: per instruction (handler, number of operands it pops, instruction)."""
     instructions: list
     steps: list
     index: dict
@@ -159,9 +159,13 @@ def decode(code: types.CodeType) -> Decoded:
         lines.append(line)
         if "_FAST" in i.opname and not code.co_flags & inspect.CO_OPTIMIZED:
             i = i._replace(argval=second_of_name(code, i.argval, i.arg))
-        handler, pops, variadic = HANDLERS.get(i.opname, (None, 0, False))
+        handler, pops, variadic = HANDLERS.get(i.opname, (refuse_instruction, 0, False))
         steps.append((handler, pops + i.arg if variadic else pops, i))
     return Decoded(instructions, steps, index, dis._parse_exception_table(code), lines)
+
+
+def refuse_instruction(tx, frame, i):
+    unsupported(tx, f"the instruction {i.opname}")
 
 
 def singles(i) -> list:
@@ -225,13 +229,15 @@ def run_instructions(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> 
             handler, pops, instruction = steps[frame.ip]
             frame.ip += 1
             tx.ops += 1
-            if handler is None:
-                raise Unsupported(f"the instruction {instruction.opname}", location(tx))
+            if tx.ops > tx.options.max_ops:
+                raise SkipFrame(f"more than {tx.options.max_ops} instructions to trace", location(tx))
             try:
-                pushed = handler(tx, frame, instruction, *pop_many(frame, pops))
+                operands = stack[len(stack) - pops:]
+                del stack[len(stack) - pops:]
+                pushed = handler(tx, frame, instruction, *operands)
             except UserError as error:
                 note_raise(tx, frame, instruction, error.exc)
-                if tx.ops > tx.options.max_ops or not unwind(frame, instruction.offset, error.exc):
+                if not unwind(frame, instruction.offset, error.exc):
                     raise
                 continue
             except NotConstant:
@@ -246,8 +252,6 @@ def run_instructions(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> 
                 return pushed
             elif pushed is not None:
                 stack.append(pushed)
-            if tx.ops > tx.options.max_ops:
-                raise SkipFrame(f"more than {tx.options.max_ops} instructions to trace", location(tx))
     finally:
         tx.frames.pop()
 

@@ -28,16 +28,18 @@ class Classes:
     made: set = field(default_factory=set)
 
 
-captures: list = [Classes()]         # in progress
+captures: list = []                  # in progress
 
 
 def lookup(cls: type, name: str):
     """The attribute as it lies in the dictionary of the first class that has it, or MISSING. `capture` guards
-    the answer."""
-    found = class_lookup(cls, name)
-    if cls.__flags__ & HEAP_TYPE:
-        captures[-1].found[cls, name] = found
-    return found
+    the answer, which is that of the whole trace, unless the trace has made the class."""
+    if not cls.__flags__ & HEAP_TYPE:
+        return class_lookup(cls, name)
+    known = captures[-1]
+    if (cls, name) not in known.found or cls in known.made:
+        known.found[cls, name] = class_lookup(cls, name)
+    return known.found[cls, name]
 
 
 def python_method(cls: type, name: str):

@@ -74,10 +74,12 @@ class Tensors:
 
 @dataclass(eq=False)
 class Objects:
-    """What the trace has met. tracked: id of an object -> the value that stands for it; keep: objects that only the trace knows, and
+    """What the trace has met. tracked: id of an object -> the value that stands for it; guarded: (kind of guard, id) -> a class
+    or function (`guard_thing`); keep: objects that only the trace knows, and
     whose ids another one would get if they died; constants: id -> (index in `__K`, object); identities: what `id()` gives; unseen:
     source of a constant -> its class and where it was found, or None once it was looked at."""
     tracked: dict = field(default_factory=dict)
+    guarded: dict = field(default_factory=dict)
     keep: list = field(default_factory=list)
     constants: dict = field(default_factory=dict)
     identities: dict = field(default_factory=dict)
@@ -266,10 +268,17 @@ def answer(tx: Tracer, function, *args):
     return result
 
 
+def guard_thing(tx: Tracer, kind: str, thing, *facts):
+    """Record facts about a class or function, which are the same throughout the trace, and are asked for again and again."""
+    if (kind, id(thing)) not in tx.objects.guarded:
+        tx.objects.guarded[kind, id(thing)] = thing
+        tx.guards.add(None, kind, (thing, *facts), location(tx))
+
+
 def bases(tx: Tracer, cls: type) -> tuple:
     """`cls.__mro__`, which is guarded."""
     if cls not in tx.classes.made and not is_long_lived(cls):
-        tx.guards.add(None, "BASES", (cls, cls.__mro__), location(tx))
+        guard_thing(tx, "BASES", cls, cls.__mro__)
     return cls.__mro__
 
 

@@ -8,6 +8,7 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import dis
 import enum
 import functools
 import math
@@ -24,6 +25,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import minicompile
+from minicompile.ch02_guards.guards import GuardSet
+from minicompile.ch03_capture.capture import CaptureOptions, trace_frame
 
 FEATURES = {}
 LOG = []                                # what the programs append to; compared as well
@@ -764,6 +767,25 @@ def grad_modes():
         with torch.set_grad_enabled(False):
             b = x * 2
         return g(x), a, b, seen, torch.is_grad_enabled()
+    return f, (rand(3),)
+
+
+@feature
+def grad_modes_by_hand():
+    class Quiet(torch.no_grad):
+        def __enter__(self):
+            super().__enter__()
+            return self
+
+    def f(x):
+        quiet, loud = Quiet(), torch.enable_grad()
+        with quiet as same, loud:
+            loud.prev, seen = False, (same is quiet, quiet.prev, torch.is_grad_enabled())
+        quiet.prev = False
+        torch.no_grad.__exit__(quiet, exc_type=None, exc_value=None, traceback=None)
+        y = x * 2
+        loud.__enter__()
+        return y, seen, loud.prev, x * 3
     return f, (rand(3),)
 
 
@@ -3307,3 +3329,32 @@ def test_whole_numbers_require_no_gradient(operand):
     x = torch.arange(3)
     said, result = minicompile.compile(f)(x)
     assert (said, result.tolist()) == (f(x)[0], [1, 2, 3])
+
+
+def instructions_for(f, *args):
+    return trace_frame(f, dict(zip(f.__code__.co_varnames, args)), CaptureOptions()).tx.ops
+
+
+def test_grad_modes_are_not_inlined():
+    def empty(x):
+        with torch.no_grad():
+            pass
+
+    def called(x):
+        x.size()
+        with torch.no_grad():
+            pass
+    assert instructions_for(empty, torch.ones(2)) <= len(list(dis.get_instructions(empty)))
+    assert instructions_for(called, torch.ones(2)) - instructions_for(empty, torch.ones(2)) < 8
+
+
+def test_a_function_is_guarded_once_for_all_its_calls(monkeypatch):
+    def f(x, model):
+        for _ in range(50):
+            x = model(x)
+        return x
+    model, asked = nn.Sequential(nn.ReLU(), nn.Tanh()), []
+    add = GuardSet.add
+    monkeypatch.setattr(GuardSet, "add", lambda self, source, kind, *more: (asked.append(kind), add(self, source, kind, *more)))
+    trace_frame(f, {"x": torch.ones(2), "model": model}, CaptureOptions())
+    assert asked.count("FUNCTION") < 20 and asked.count("BASES") < 5

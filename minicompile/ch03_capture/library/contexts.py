@@ -18,14 +18,14 @@ from typing import Callable
 import torch
 from torch.utils._device import DeviceContext
 
-from ..attributes import get_attribute
+from ..attributes import get_attribute, store_attribute
 from ..calls import HANDLED, handles
 from ..comparisons import identical
 from ..exceptions import user_errors
 from ..protocol import METHODS
 from ..tensors import finish_node
 from ..tracer import Tracer, call, unsupported
-from ..values import AbstractValue, BIRTHS, Const, FALSE, MethodName, MethodVal, ObjVal, const
+from ..values import AbstractValue, BIRTHS, Const, FALSE, MethodName, MethodVal, ObjVal, boolean, const
 from ..wrap import wrap
 from .builtins_ import refused
 
@@ -51,7 +51,8 @@ def switch_grad(tx, mode):
 
 
 # %% [markdown]
-# Their constructors are handled: inlining them, three for each `with torch.no_grad()`, would be right and slow.
+# Inlining the rest would be right and slow: six functions for each `with torch.no_grad()`. So their constructors are handled, and the
+# methods of the two that people write in loops.
 
 # %%
 @handles(torch.set_grad_enabled)
@@ -66,7 +67,18 @@ def make_grad_context(cls, tx, function=None):
     return made if function is None else call(tx, made, [function])
 
 
-HANDLED.update({cls: functools.partial(make_grad_context, cls) for cls in (torch.no_grad, torch.enable_grad)})
+def enter_grad(enabled, tx, self):
+    store_attribute(tx, self, "prev", boolean(torch.is_grad_enabled()))
+    set_grad(tx, enabled)
+
+
+def leave_grad(tx, self, exc_type, exc_value, traceback):
+    switch_grad(tx, get_attribute(tx, self, "prev"))
+
+
+for cls in (torch.no_grad, torch.enable_grad):
+    HANDLED.update({cls: functools.partial(make_grad_context, cls), cls.__exit__: leave_grad,
+                    cls.__enter__: functools.partial(enter_grad, cls is torch.enable_grad)})
 
 
 # %% [markdown]
