@@ -288,12 +288,12 @@ def new_entry(state: FrameState, function, args):
         return entry
     except SkipFrame as skip:
         if getattr(skip, "told", False):
-            state.unseen = state.unseen or run_unseen(state.context)
+            state.unseen = state.unseen or run_unseen(state.context, skip)
         skip_frame(state, skip)
         return state.unseen and entries.Entry(state.unseen, [], GuardSet())
     except Unsupported as unsupported:
         if fullgraph:
-            raise GraphBreakError(fullgraph_message(function, unsupported)) from None
+            raise GraphBreakError(fullgraph_message(function, unsupported, state.context.because)) from None
         skip_frame(state, unsupported)
     except StrictError:
         raise
@@ -451,8 +451,8 @@ def skip_frame(state: FrameState, why: Unsupported | None = None) -> None:
 # once more, in a context in which nobody is told.
 
 # %%
-def run_unseen(context: Context):
-    return running_in(replace(context, unseen=context))
+def run_unseen(context: Context, told: SkipFrame):
+    return running_in(replace(context, unseen=context, because=f"{told.reason} ({told.location})"))
 
 
 def reach_limit(state: FrameState, who) -> None:

@@ -26,6 +26,7 @@ class Context:
     dynamic: bool | None
     fullgraph: bool
     unseen: Context | None = None      # the context that this one repeats, with `is_compiling()` False
+    because: str = ""                  # why: what the program did where it is True
 
     @property
     def backend_name(self) -> str:

@@ -172,7 +172,7 @@ def capture_best(state: FrameState, function, local_values: dict, fixed: str):
     """Capture with symbols for what varies; if that breaks the graph earlier, for the values at hand."""
     fullgraph, found = state.context.fullgraph, None
     options = CaptureOptions(fullgraph, state.dynamic, fixed, everything=state.context.dynamic is True,
-                             unseen=state.context.unseen is not None, undo=state.undo,
+                             unseen=state.context.because, undo=state.undo,
                              trusting=fullgraph or state.refuted < TRUST)
     try:
         found = capture_frame(function, local_values, options)

@@ -543,10 +543,20 @@ def test_a_path_for_compilers_that_raises(backend):
     compiled = minicompile.compile(picks_a_path, backend=recorded)
     compiled(x, ones), compiled(x, ones)
     assert recorded.ran >= 2, "what follows the question is compiled"
-    refused(GraphBreakError, ("fullgraph=True", "picks_a_path"), strict(picks_a_path), x, ones)
+    refused(GraphBreakError, ("fullgraph=True", "picks_a_path", "is_compiling() True: add raised"), strict(picks_a_path), x, ones)
     assert minicompile.explain(picks_a_path, backend="eager")(x, ones).graph_count >= 1
     x = torch.randn(4, 2)
     assert strict(lambda x: x + 1 if torch.compiler.is_compiling() else x)(x).equal(x + 1)
+
+
+def test_an_error_for_compilers_names_its_line():
+    def f(x):
+        if torch.compiler.is_compiling():
+            raise ValueError("too fast")
+        return float(x.sum())
+    line = f.__code__.co_firstlineno + 2
+    refused(GraphBreakError, ("float", f"True: the program raises ValueError(str 'too fast') ({__file__}:{line} in f)"),
+            strict(f), torch.ones(2))
 
 
 # ---- tools of torch around compiled functions ----------------------------------------------------------------------

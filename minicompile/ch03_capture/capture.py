@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from .. import marks
 from ..ch01_graphs.fake import plain_tensors, storage_key
 from ..ch01_graphs.generators import set_states, states_of
-from ..ch01_graphs.graph import graph_module
+from ..ch01_graphs.graph import Location, graph_module
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet, class_lookup
 from ..ch02_guards.identity import HEAP_TYPE, any_of, held
@@ -54,8 +54,8 @@ from .library.graph_functions import OVERLOADS
 from .lookup import MISSING, captures
 from .comparisons import BRANCH_ON_VALUES
 from .tensors import replaced_operator
-from .tracer import Globals, Tracer, location, module_of, step_of
-from .values import DictVal, Lazy, ObjVal, SymVal, TensorVal, describe
+from .tracer import Globals, Tracer, is_users, location, module_of, step_of
+from .values import DictVal, Lazy, ObjVal, SymVal, TensorVal, TracebackVal, describe
 from .wrap import guard_unseen, is_fixed, realize, wrap
 
 
@@ -67,7 +67,7 @@ ORIGINAL_METHODS.update({(cls, name): class_lookup(cls, name) for cls in _classe
 class CaptureOptions:
     """fullgraph: a break is an error. dynamic: source -> set of dynamic dimensions (tensors), True or `FROM_ZERO`
     (numbers). fixed: why nothing may be a symbol, or ""; everything: whether all arguments are. used:
-    becomes true when a symbol was made. unseen: whether `torch.compiler.is_compiling()` is False. inference: whether the
+    becomes true when a symbol was made. unseen: why `torch.compiler.is_compiling()` is False, or "". inference: whether the
     caller is in inference mode. undo: what its traces have done ahead (`Effects`). trusting: whether a jump that only decides
     whether to raise may be assumed not to. max_ops: instructions to interpret before giving up on the frame."""
     fullgraph: bool = False
@@ -75,7 +75,7 @@ class CaptureOptions:
     fixed: str = ""
     everything: bool = False
     used: bool = False
-    unseen: bool = False
+    unseen: str = ""
     inference: bool = field(default_factory=torch.is_inference_mode_enabled)
     undo: list = field(default_factory=list)
     trusting: bool = True
@@ -234,7 +234,7 @@ def run_frame(tx: Tracer, frame: Frame, mode: bool) -> Trace:
         return done
     except UserError as error:
         words = ", ".join(map(describe, error.exc.args))
-        raise marked(Unsupported(f"the program raises {error.exc.cls.__name__}({words})", getattr(error, "location", None)),
+        raise marked(Unsupported(f"the program raises {error.exc.cls.__name__}({words})", raised_at(error.exc)),
                      step=len(tx.path), chain=[], raises=True, told=tx.told) from None
     except Unsupported as error:
         if not hasattr(error, "step"):
@@ -247,6 +247,13 @@ def run_frame(tx: Tracer, frame: Frame, mode: bool) -> Trace:
         close_all(tx)
         if torch.is_grad_enabled() != mode:
             torch._C._set_grad_enabled(mode)
+
+
+def raised_at(exc) -> Location | None:
+    """The user's innermost line that an exception of the trace has come through."""
+    passed = exc.traceback.passed if type(exc.traceback) is TracebackVal else ()
+    return next((Location(code.co_filename, line, code.co_name, offset)
+                 for code, _, offset, line in passed if is_users(code.co_filename)), None)
 
 
 # %% [markdown]

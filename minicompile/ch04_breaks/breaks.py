@@ -45,7 +45,7 @@ def capture_frame(func, args: dict, options: cap.CaptureOptions | None = None) -
         told = getattr(error, "told", False)
         raises = told or getattr(error, "raises", False) or getattr(error, "quiet", False)
         if options.fullgraph and not raises:
-            raise GraphBreakError(fullgraph_message(func, error)) from None
+            raise GraphBreakError(fullgraph_message(func, error, options.unseen)) from None
         if isinstance(error, SkipFrame):
             raise
         if raises or not hasattr(error, "step"):
@@ -252,8 +252,10 @@ def place_of_break(why) -> list:
     return lines + [f"  called from {line}" for line in reversed(why.chain[:-1])]
 
 
-def fullgraph_message(func, error) -> str:
+def fullgraph_message(func, error, before: str = "") -> str:
+    """before: what the program did when it was told that it is compiled."""
     why = break_reason(error)
     return "\n".join([f"fullgraph=True, but the graph of {func.__qualname__} breaks: {why.reason}.",
                       *place_of_break(why), f"Hint: {why.hint}",
+                      *([f"Before, with torch.compiler.is_compiling() True: {before}."] if before else ()),
                       "Change that line, or allow graph breaks with fullgraph=False."])
