@@ -196,13 +196,26 @@ def operator_of_the_program(target) -> torch._ops.OpOverload | None:
     return None if casts else target
 
 
+def kind_of_argument(leaf):
+    """What of an argument decides whether a derivative can be recorded."""
+    if isinstance(leaf, torch.Tensor):
+        return str(leaf.shape), str(leaf.stride()), leaf.dtype, leaf.device, leaf.requires_grad
+    return repr(leaf)
+
+
 def calls_operators_of(gm: fx.GraphModule) -> Callable[[fx.Node, tuple, dict], Any]:
-    """How `run_recorded` computes a node of `gm`."""
+    """How `run_recorded` computes a node of `gm`. Layers that call an operator alike try its derivative once."""
+    tried: dict = {}
+
     def call(node, args, kwargs):
         op = operator_of_the_program(node.target)
         if op is not None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((args, kwargs))):
             positional, keywords = with_defaults(op._schema, args, kwargs)
-            if (own := asks_for_numbers(op, positional, keywords)) is not None:
-                return Registered.apply(own, op, keywords, *positional)
+            leaves, form = pytree.tree_flatten((positional, keywords))
+            key = op, str(form), *map(kind_of_argument, leaves)
+            if key not in tried:
+                tried[key] = asks_for_numbers(op, positional, keywords)
+            if tried[key] is not None:
+                return Registered.apply(tried[key], op, keywords, *positional)
         return call_node(gm, node, args, kwargs)
     return call

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 import minicompile
+from minicompile.ch05_autograd import registered
 
 
 @torch.library.custom_op("minicompile_registered::groups", mutates_args=())
@@ -201,3 +202,16 @@ def test_calls_that_save_other_arguments_do_not_take_each_others_derivative(back
         x = rand(5)
         got, expected = torch.autograd.grad(compiled(x).sum(), x), torch.autograd.grad((x.sin() * scale).cos().sum(), x)
         torch.testing.assert_close(got, expected)
+
+
+def test_calls_alike_try_the_derivative_once(monkeypatch):
+    def f(x, w):
+        for _ in range(4):
+            x = scaled(x) + scaled(x.sin()) * scaled(x, w)
+        return x + scaled(x[:3]).sum() + scaled(x.detach())
+    tried, ask = [], registered.asks_for_numbers
+    monkeypatch.setattr(registered, "asks_for_numbers", lambda op, *args: tried.append(op) or ask(op, *args))
+    x, w = rand(5), torch.tensor(3.0)
+    got = torch.autograd.grad(minicompile.compile(f, fullgraph=True, backend="aot_eager")(x, w).sum(), x)
+    torch.testing.assert_close(got, torch.autograd.grad(f(x, w).sum(), x))
+    assert len(tried) == 3
