@@ -361,8 +361,7 @@ print(part(softmax, "float kept", "    const float v9"))
 # %% [markdown]
 # The row itself is loaded in every walk. It is in the cache after the first, so that costs little. An exponential
 # costs as much as ten loads, and the third walk wants it again. So it goes into an array as long as the row,
-# `kept`. Only expensive values are kept this way, four of them at most, and only in rows of up to 4096 elements,
-# because the array
+# `kept`. Only expensive values are kept this way, and only as many as 256 KiB hold: one of a row of 65,536 floats, because the array
 # lies on the stack of the thread, of which there are some megabytes, and has to stay in the cache as well.
 #
 # ### What OpenMP does not know

@@ -33,8 +33,7 @@ from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, comput
 from .ops import literal, register_type
 
 CHUNK = 1024                 # elements of a row between two merges
-LONGEST_SCRATCH = 4096       # longest row of which expensive values are kept rather than computed again
-MOST_SCRATCH = 4             # how many such values
+SCRATCH = 1 << 18            # bytes of a row's expensive values that are kept rather than computed again
 FLUSH = 256                  # column sums: rows between two flushes into double
 
 # %% [markdown]
@@ -112,10 +111,11 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
         tabulate(e, function, nest, lane, outer)
     plan, kept = passes(e), {}
     uses = [elements(e.graph, reductions + stores) for reductions, stores in plan]
-    if isinstance(lane.size, int) and lane.size <= LONGEST_SCRATCH and len(kernel.reduction_vars) == 1:
+    if isinstance(lane.size, int) and len(kernel.reduction_vars) == 1:
         twice = {v for i, used in enumerate(uses) for v in used
                  if v.op in HEAVY and any(v in later for later in uses[i + 1:])}
-        kept = dict.fromkeys(sorted(twice, key=in_order)[:MOST_SCRATCH])
+        most = SCRATCH // (lane.size * max((v.dtype.itemsize for v in twice), default=1))
+        kept = dict.fromkeys(sorted(twice, key=in_order)[:most])
     for reductions, stores in plan:
         _row_pass(e, nest, lane, reductions, stores, kept)
     store_lines(e, [s for s in e.graph.stores if not e.graph.is_element(s)], nest)

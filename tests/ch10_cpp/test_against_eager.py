@@ -283,6 +283,12 @@ def test_images(last):
     agree(lambda x, w: x.mean((2, 3)), x, w)
 
 
+@pytest.mark.parametrize("length, times", [(30, 1), (50257, 1), (70001, 2)])
+def test_the_exponentials_of_a_long_row_are_kept_as_long_as_the_stack_has_room(length, times):
+    source, = agree(lambda x: x.softmax(-1), rand(3, length))
+    assert source.code.count("mc_exp(") == times
+
+
 @pytest.mark.parametrize("size, innermost", [((2, 12, 5, 7), True), ((2, 12, 5, 7), False), ((3, 8), False), ((2, 6, 9), False)])
 def test_group_norm_divides_no_positions(size, innermost):
     """Channels of a group and positions are not one dimension where channels are innermost in memory."""
