@@ -31,7 +31,7 @@ from .library.graph_functions import call_graph_function, is_graph_function
 from .library.numpy_functions import call_numpy
 from .lookup import MISSING, lookup, python_method
 from .methods import call_handler, call_method
-from .operations import emit_float, fold
+from .operations import emit_float, fold, fold_unknown
 from .protocol import method
 from .tracer import (
     CALLS, Tracer, answer, call, constant_source, enter_namespace, guard_thing, is_library, location, plain_python, unsupported)
@@ -268,7 +268,7 @@ def call_builtin(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
             any(type(a) is SymVal for a in args) and {a.cls for a in args} <= {int, float}:
         return emit_float(tx, MATH[real.__name__], args)
     reason = f"a call of the C function {real.__module__ or ''}.{real.__qualname__}"
-    return fold(tx, real, args, kwargs, reason) if pure else unsupported(tx, reason)
+    return fold_unknown(tx, real, args, kwargs, reason) if pure else unsupported(tx, reason)
 
 # %% [markdown]
 # The same method can be reached from the class: `list.append(l, 1)`, or `object.__setattr__(self, "x", v)`

@@ -51,7 +51,7 @@ from typing import Callable
 
 from .iterate import iterate, length, unpack
 from .comparisons import compare
-from .operations import fold
+from .operations import fold_unknown
 from .protocol import METHODS
 from .subscripts import contains, delete_item, get_item, set_item
 from .tensors import call_tensor_method
@@ -85,7 +85,7 @@ def method_of_constant(tx: Tracer, value: AbstractValue, name: str, args, kwargs
     of_class = getattr(value.cls, name, None) if type(value) in (Const, SymVal) else None
     method = of_class if isinstance(of_class, (types.MethodDescriptorType, types.WrapperDescriptorType)) else \
         lambda self, /, *args, **kwargs: getattr(self, name)(*args, **kwargs)
-    return fold(tx, method, [value, *args], kwargs, reason)
+    return fold_unknown(tx, method, [value, *args], kwargs, reason)
 
 
 def call_handler(tx, name: Callable[[], str], handler, args, kwargs):

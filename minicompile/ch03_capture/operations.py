@@ -80,6 +80,15 @@ def fold(tx: Tracer, function, args, kwargs=None, reason: str | None = None) -> 
     return wrap_constant(tx, result)
 
 
+def fold_unknown(tx: Tracer, function, args, kwargs, reason: str) -> AbstractValue:
+    """fold() for a function of which nothing else is known. What it makes is new in each call of the program, so it must
+    be something that cannot change, or that capture makes anew: an iterator over matches is neither."""
+    made = fold(tx, function, args, kwargs, reason)
+    if type(made) is ObjVal and not isinstance(made.real, type) and type(made.real).__hash__ is object.__hash__:
+        unsupported(tx, reason)
+    return made
+
+
 def decimal_context() -> tuple:
     """What the arithmetic of decimal numbers depends on."""
     now = decimal.getcontext()

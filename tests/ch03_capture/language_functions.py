@@ -17,6 +17,7 @@ import random
 import re
 import statistics
 import string
+import struct
 import sys
 import textwrap
 import threading
@@ -969,6 +970,16 @@ def regular_expressions(x):
     m = re.match(r"layer(\d+)\.(\w+)", "layer12.weight")
     return x * int(m.group(1)), m.groups(), re.sub("a", "b", "aba"), re.findall(r"\d",
         "1a2"), bool(re.compile("^x").search("yx")), re.split(",", "a,b"), re.fullmatch("a+", "aaa") is not None
+
+
+MATCHES = re.compile("a")
+
+
+@program(breaks=True)
+def iterators_of_patterns(x):
+    counts = [len([*MATCHES.finditer("aba")]), [m.start() for m in MATCHES.finditer("aaa")]]
+    scanner = MATCHES.scanner("aa")
+    return x + counts[0], counts, scanner.search().span(), scanner.search().span(), [v for v in struct.iter_unpack("<h", b"1234")]
 
 
 @program

@@ -1724,6 +1724,15 @@ def old_types_of_tensors_are_called():
     return f, (rand(3),)
 
 
+@feature
+def old_types_take_a_torch_size_for_sizes():
+    def f(x):
+        size = torch.Size([3]) + x.shape
+        made = x.new(size), x.new(x.size()), x.new(x.shape * 2), torch.Tensor(x.shape), torch.DoubleTensor(size), x.new(x.sum().shape)
+        return [m.fill_(1) for m in made], x.new((3, x.shape[0])), x.new([x.shape[0]]), x.new().shape
+    return f, (rand(3),)
+
+
 @feature(graphs=None)
 def old_types_of_tensors_of_others():
     def f(x):

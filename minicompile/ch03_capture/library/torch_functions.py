@@ -26,7 +26,8 @@ from ..iterate import unpack
 from ..methods import call_method
 from ..comparisons import truth
 from ..operations import fold
-from ..tensors import emit, is_pointwise, run_fake, to_arg, wrap_result
+from ..protocol import method
+from ..tensors import call_tensor_method, emit, is_pointwise, run_fake, to_arg, wrap_result
 from ..tracer import answer, guard, is_library, line_of, unsupported
 from ..values import (
     AbstractValue, Const, DictVal, FALSE, ListVal, NONE, NotConstant, SymVal, TensorVal, TupleVal, boolean, const)
@@ -193,11 +194,20 @@ for _function in (torch.tensor, torch.scalar_tensor):
 
 # %% [markdown]
 # `torch.Tensor([1, 2])` and `torch.LongTensor(2, 3)` are from before `torch.tensor`: types that are called, with numbers in a list or with
-# sizes, and have the memory on the CPU whatever the default device is.
+# sizes, and have the memory on the CPU whatever the default device is. So is `x.new(...)`. For them a `torch.Size` is sizes and a tuple
+# numbers, and in a graph both are tuples.
 
 # %%
+@method(TensorVal, "new")
+def new(tx, self, /, *args, **kwargs) -> AbstractValue:
+    sizes = len(args) == 1 and getattr(args[0], "cls", None) is torch.Size
+    return call_tensor_method(tx, self, "new_empty" if sizes else "new", args, kwargs)
+
+
 def call_type_of_tensors(dtype, tx, /, *args) -> AbstractValue:
     named = {"dtype": const(dtype or torch.get_default_dtype()), "device": const(torch.device("cpu"))}
+    if len(args) == 1 and getattr(args[0], "cls", None) is torch.Size:
+        return emit(tx, torch.empty, args, named)
     if len(args) == 1 and type(args[0]) in (ListVal, TupleVal) and args[0].cls in (list, tuple):
         return make_tensor(torch.tensor, tx, *args, **named)
     if all(type(a) in (Const, SymVal) and a.cls is int for a in args):
