@@ -251,6 +251,14 @@ def applied(f, x):
     return f(x.mean(1), factor=2)
 
 
+def measured(x):
+    y = x.relu_()
+    rows = x.size(0)
+    same = x.contiguous()
+    half = torch.div(x.shape[1], 2, rounding_mode="trunc")
+    return y + same * rows, x.view(-1, half)
+
+
 def spread(x):
     squares = (x - x.mean(1, keepdim=True)).square()
     return squares * (x - x.mean(1, keepdim=True)).sum()
@@ -295,6 +303,7 @@ LISTINGS = {
     "ch03_capture/operations.py": lambda: told(totalled, torch.ones(3), ["x"], Price(5)),
     "ch03_capture/capture.py": lambda: captured(centred, torch.ones(4, 8)).entry_text() + told(appended, torch.ones(3), [1], [2]),
     "ch03_capture/opcodes_calls.py": lambda: inspect.getsource(applied) + instructions(applied),
+    "ch03_capture/tensors.py": lambda: told(measured, torch.ones(3, 4)),
     "ch03_capture/tracer.py": in_the_tracer,
     "ch03_capture/subscripts.py": lambda: told(picked, torch.ones(3), [2, 4, 8], {"start": 0.1, "end": 0.01}, {}),
     "ch04_breaks/__init__.py": broken,

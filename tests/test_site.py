@@ -287,6 +287,14 @@ def test_the_answer_of_every_exercise_is_folded_away(modules):
     assert "<details " in chapter_pages.source_of(book, "chapters/08_fusion", "minicompile.ch08_fusion.fuse.score")
 
 
+def test_imports_are_folded_away_on_a_code_page(modules):
+    book = links.Book(modules)
+    shown = "".join(code_pages.module_page(book, modules["minicompile.ch08_fusion.fuse"])[0].blocks)
+    [folded] = re.findall(r'<details class="mc-fold"><summary>Imports</summary>(.*?)</details>', shown, re.S)
+    text, rest = (re.sub("<[^>]+>", "", part) for part in (folded, shown.partition(folded)[2]))
+    assert "from collections import defaultdict" in text and "def " not in text and "import " not in rest and "def fuse" in rest
+
+
 def test_a_function_of_tiny_that_answers_an_exercise_is_folded_away_where_a_chapter_prints_it(folder, modules):
     (folder / "chapters" / "tiny.py").write_text(
         '# %% tags=["exercise:tiny-double"]\ndef double(x):\n    return x + x\n\n\n# %%\ndef half(x):\n    return x / 2\n')

@@ -105,7 +105,22 @@ def fake_of(arg, tensors: list):
 # eager. Whether an operation wrote to one of its arguments shows in the version counters that autograd keeps, on fakes as
 # on real tensors. If it wrote to one, that may be a guard or a break more (`storage.py`). If it wrote to none, there may be
 # no need for a node: a result without tensors is a constant, one that the trace knows is that value, and what was computed from constants
-# only is a number. All else is a node.
+# only is a number (`known_result`). All else is a node. Of the four operations in front of the `return` in
+#
+#     def measured(x):
+#         y = x.relu_()
+#         rows = x.size(0)
+#         same = x.contiguous()
+#         half = torch.div(x.shape[1], 2, rounding_mode="trunc")
+#         return y + same * rows, x.view(-1, half)
+#
+# one becomes a node as it stands, since it writes. The others leave the number 3, the value of `x` once more, and a constant, whose number
+# the trace knows when `view` asks for it:
+#
+#     x: f32[3, 4] = input
+#     relu_: f32[3, 4] = x.relu_()
+#     tensor: i64[] = tensor(2, dtype=torch.int64)
+#     mul: f32[3, 4] = mul(x, 3)
 
 # %%
 def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
@@ -120,53 +135,68 @@ def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
     fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
     if target is operator.pow and type(fx_args[0]) in (int, float) and fx_args[0] < 0:
         target = torch.pow              # in the text of a graph, `-2.0 ** x` is -(2.0 ** x)
-    fakes = []
+    fakes, name = [], name_of_target(target)
     fake_args, fake_kwargs = fake_of(fx_args, fakes), fake_of(fx_kwargs, fakes)
     before = [f._version for f in fakes]
-    if torch.is_grad_enabled():
-        for fake in fakes:
-            if taken_without_gradients(fake):               # whether it requires one is for its base to say
-                guard_not_a_view(tx, fake, "a view taken without gradients is used, of an input that is a view of another tensor")
-    name = name_of_target(target)
-    refuse_unknown(tx, name, fakes)
+    check_operands(tx, name, fakes)
     result = run_fake(tx, target, fake_args, fake_kwargs)
     if name in AS_STRIDED:
         check_strided(tx, name, fakes[0], result, len(fx_args) + len(fx_kwargs) > 3 or "scatter" in name)
-    changed = before != [f._version for f in fakes]
-    if tx.tensors.made_in_inference:
-        check_inference(tx, name, [f for f, version in zip(fakes, before) if f._version != version], fakes, result)
-    for fake, version in zip(fakes, before):
-        if fake._version != version and (torch.is_grad_enabled() or fake._is_view() and fake.requires_grad):
-            guard_views(tx, fake)
-    if not changed and not holds_tensor(result) and result is not None:
-        return wrap_constant(tx, result)
-    if not changed and isinstance(result, FakeTensor) and id(result) in tx.tensors.of_fake:
-        # `contiguous()` of a contiguous tensor: nothing to do
-        return tx.tensors.of_fake[id(result)]
-    if isinstance(result, FakeTensor) and result.dim() == 0 and not changed:
-        if (real := from_constants(target, args, kwargs)) is not None and real.dtype == result.dtype:
-            node = tx.graph.call_function(torch.tensor, (real.item(),), {"dtype": real.dtype})
-            made = wrap_result(tx, node, result)
-            made.number = const(real.item()), result._version
-            return made
+    written = [f for f, version in zip(fakes, before) if f._version != version]
+    check_written(tx, name, written, fakes, result)
+    if not written and (known := known_result(tx, target, args, kwargs, result)) is not None:
+        return known
     node = tx.graph.create_node("call_method" if isinstance(target, str) else "call_function", target, fx_args, fx_kwargs)
     for tensor, field, number in updated:
         setattr(tensor, field, (number, tensor.fake._version))
     return wrap_result(tx, node, result)
 
 
+def known_result(tx: Tracer, target, args, kwargs, result) -> AbstractValue | None:
+    """What an operation that has written to nothing gives, where no node is needed to compute it."""
+    if not holds_tensor(result) and result is not None:
+        return wrap_constant(tx, result)
+    if not isinstance(result, FakeTensor) or id(result) in tx.tensors.of_fake:
+        return tx.tensors.of_fake.get(id(result))               # `contiguous()` of a contiguous tensor: nothing to do
+    if result.dim() or (real := from_constants(target, args, kwargs)) is None or real.dtype != result.dtype:
+        return None
+    made = wrap_result(tx, tx.graph.call_function(torch.tensor, (real.item(),), {"dtype": real.dtype}), result)
+    made.number = const(real.item()), result._version
+    return made
+
+
 def name_of_target(target) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", "")
 
 
-def refuse_unknown(tx: Tracer, name: str, fakes) -> None:
-    """Questions that a fake cannot answer for the tensor that it stands for."""
+# %% [markdown]
+# Around the call there are checks, each for something that a fake does not show of the tensor that it stands for: in front of it
+# those about the operands, behind it those about what was written.
+
+# %%
+def check_operands(tx: Tracer, name: str, fakes) -> None:
+    """A view that was taken without gradients, and questions that a fake cannot answer."""
+    if torch.is_grad_enabled():
+        for fake in fakes:
+            if taken_without_gradients(fake):               # whether it requires one is for its base to say
+                guard_not_a_view(tx, fake, "a view taken without gradients is used, of an input that is a view of another tensor")
     if name in ("is_conj", "resolve_conj") and any(f.dtype.is_complex for f in fakes):
         unsupported(tx, "whether a tensor is a lazy conjugate, which its fake does not know")
     if name in ("is_neg", "resolve_neg") and any(f.meta.is_neg() for f in fakes):
         unsupported(tx, "whether a tensor is a lazy negative, which its fake does not know")
     if name == "_is_view" and tx.tensors.of_fake[id(fakes[0])].real is not None:
         unsupported(tx, "whether an input is a view, which its fake does not know")
+
+
+def check_written(tx: Tracer, name: str, written, fakes, result) -> None:
+    """What was made under `inference_mode()` is not written outside of it, nor saved for a derivative; these operations are eager's."""
+    if tx.tensors.made_in_inference:
+        saved = fakes if any(isinstance(r, torch.Tensor) and r.requires_grad for r in pytree.tree_leaves(result)) else []
+        if any(storage_key(f) in tx.tensors.made_in_inference for f in (*written, *saved)):
+            unsupported(tx, f"{name} of an inference tensor, outside of inference_mode()")
+    for fake in written:
+        if torch.is_grad_enabled() or fake._is_view() and fake.requires_grad:
+            guard_views(tx, fake)
 
 
 # %% [markdown]
@@ -263,14 +293,6 @@ def run_fake(tx, target, args, kwargs):
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
         raise marked(say_where(tx, Unsupported(f"{name_of_target(target) or target} raised {type(error).__name__}: {first}")), failed=True)
-
-
-def check_inference(tx, name, written, fakes, result) -> None:
-    """What was made under `inference_mode()` is not written outside of it, nor saved for a derivative. Fakes do not know that they stand
-    for such tensors; these operations are eager's."""
-    saved = fakes if any(isinstance(r, torch.Tensor) and r.requires_grad for r in pytree.tree_leaves(result)) else []
-    if any(storage_key(f) in tx.tensors.made_in_inference for f in (*written, *saved)):
-        unsupported(tx, f"{name} of an inference tensor, outside of inference_mode()")
 
 
 def holds_tensor(result) -> bool:

@@ -1,6 +1,7 @@
 """Percent files: cells with their real line numbers, and chapters as notebooks."""
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass
 
@@ -41,6 +42,13 @@ def make(rest: str, lines: list[str], begin: int, end: int) -> Cell:
     if "[markdown]" in rest:
         return Cell("markdown", "\n".join(re.sub(r"^# ?", "", line) for line in body), begin + 1, tags)
     return Cell("code", "\n".join(body), begin + 1, tags)
+
+
+def import_lines(cell: Cell) -> int:
+    """How many lines at the beginning of a cell of code only import."""
+    body = ast.parse(cell.source).body
+    imports = next((n for n, s in enumerate(body) if not isinstance(s, (ast.Import, ast.ImportFrom))), len(body))
+    return len(cell.source.split("\n")) if imports == len(body) else body[imports - 1].end_lineno if imports else 0
 
 
 def title(cells: list[Cell], otherwise: str) -> str:

@@ -100,12 +100,10 @@ def shown_code(cell: cells.Cell) -> str:
 
 def visible(cell: cells.Cell) -> tuple[int, int]:
     """Which lines of a cell of code are not folded: from the first, counted from 0, up to the second."""
-    lines, body = cell.source.split("\n"), ast.parse(cell.source).body
-    imports = next((n for n, s in enumerate(body) if not isinstance(s, (ast.Import, ast.ImportFrom))), len(body))
-    if imports == len(body) or "fold" in cell.tags:
+    lines, body, begin = cell.source.split("\n"), ast.parse(cell.source).body, cells.import_lines(cell)
+    if begin == len(lines) or "fold" in cell.tags:
         return len(lines), len(lines)
     drawing = next(n for n in range(len(body), -1, -1) if n == 0 or not draws(body[n - 1]))
-    begin = body[imports - 1].end_lineno if imports else 0
     end = body[drawing].lineno - 1 if drawing < len(body) else len(lines)
     return begin if begin >= 3 else 0, end if len(lines) - end >= 3 else len(lines)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import html
 
-from . import highlight, links, names
+from . import cells, highlight, links, names
 from .page import Page
 
 
@@ -21,8 +21,7 @@ def module_page(book: links.Book, module: names.Module, known: tuple = ("", []))
         if cell.kind == "markdown":
             page.prose(links.rewrite(book, module.page, links.link_files(book, module, cell.source), f"{module.path}:{cell.line}"))
         else:
-            last = cell.line + len(cell.source.splitlines()) - 1
-            page.block("" if same else shown(book, module, module.page, coloured, cell.line, last))
+            page.block("" if same else code_of(book, module, coloured, cell))
         if n == 0:
             page.block("" if same else header(module))
     if not module.cells:
@@ -30,6 +29,19 @@ def module_page(book: links.Book, module: names.Module, known: tuple = ("", []))
     if same:
         page.blocks = known[1]
     return page, (key, page.blocks)
+
+
+def code_of(book: links.Book, module: names.Module, coloured: list[str], cell: cells.Cell) -> str:
+    """A cell of code, with imports of three lines and more behind a line that opens them."""
+    lines, imports, first = cell.source.split("\n"), cells.import_lines(cell), cell.line
+    last = first + len(lines) - 1
+    if imports < 3:
+        return shown(book, module, module.page, coloured, first, last)
+    while imports < len(lines) and not lines[imports]:
+        imports += 1
+    rest = shown(book, module, module.page, coloured, first + imports, last) if imports < len(lines) else ""
+    text = highlight.numbered(coloured[first - 1:first + imports - 1], first)
+    return f'<div class="mc-parts"><details class="mc-fold"><summary>Imports</summary>{text}</details>{rest}</div>'
 
 
 def shown(book: links.Book, module: names.Module, page: str, coloured: list[str], first: int, last: int, anchors: bool = True) -> str:
