@@ -629,13 +629,17 @@ for guard in varying.captured[-1].guards:
 # operator wants a constant, such as the probability of a dropout, does the guard by value stay.
 #
 # The versions form a chain. An *entry* is one version: a function that checks its guards and runs its graph, or returns
-# `MISSED` if a guard fails. The first entry is called directly. If its guards fail, `search` tries the others in order, and
-# at last calls the *tail*, which calls the compiler. An entry that was asked in vain before is first asked for the guards that failed
-# then, its `question`: usually they fail again. An entry moves to the front when it has served two of the calls
-# that the first one missed, with no third entry between. That is what `candidate` is for: it is the entry that has served the
-# last of these calls. `link_entries` connects the chain again:
+# `MISSED` if a guard fails. The first entry is called directly. If its guards fail, `search` tries the others, and
+# at last calls the *tail*, which calls the compiler. It begins with the one that served the same first argument last
+# (`order_of_search`), since the blocks of a model share the code of their class, but often not the version. An entry that was
+# asked in vain before is first asked for the guards that failed then, its `question`: usually they fail again.
 #
 # %show minicompile.ch02_guards.cache.search
+#
+# An entry moves to the front when it has served two of the calls that the first one missed, with no third entry between. That is
+# what `candidate` is for: it is the entry that has served the last of these calls. `link_entries` connects the chain again:
+#
+# %show minicompile.ch02_guards.cache.note_hit
 #
 # In a benchmark or in production a recompile may be worse than an error. A *stance* says so:
 

@@ -321,12 +321,17 @@ def is_deep() -> bool:
 # **When to stop.** The limit is for what goes on for ever: a counter, a size, a name that is new at each call. Flags, and which arguments
 # are None or of which types, are another matter. A program has a few such patterns, and each of them is another program: for a batch with
 # four optional tensors, sixteen. So the limit counts the versions of one pattern, those that fit the call at hand in all that is
-# `finite`. For all patterns together it is four times as high, and for all models of a class eight times. What the program makes anew
-# for each call is no pattern: classes of one name are alike, and versions that died with what they were made for are counted by themselves,
-# for all models of that name. Of the classes of other models there may be twice as many of one name: a program can make one for each of its
-# layers. Where somebody asked for strictness, with `fullgraph=True` or with a limit of their own, every version counts.
+# `finite`. For all patterns together it is four times as high, and for all models of a class 32 times, as in torch.compile. What the
+# program makes anew for each call is no pattern: classes of one name are alike, and versions that died with what they were made for are
+# counted by themselves, for all models of that name. Of the classes of other models there may be twice as many of one name: a program can
+# make one for each of its layers. Where somebody asked for strictness, with `fullgraph=True` or with a limit of their own, every version
+# counts.
 #
-# `over_limit` tells for whom the limit is reached: one model, all whose classes have one name, or everybody. That costs a look at up to 64
+# A version whose model is gone stays, as it may serve the next model of that kind. A program that tries one architecture after another
+# leaves many that serve nobody: of 64 the one that has waited longest makes room (`has_room`), unless compiling them has taken more
+# than a tenth of the time since the first of them.
+#
+# `over_limit` tells for whom the limit is reached: one model, all whose classes have one name, or everybody. That costs a look at all
 # versions, so at the next call `is_full` knows: a module that is made in each call would cost as many looks each time.
 
 # %%
@@ -342,7 +347,7 @@ def over_limit(state: FrameState, function, args):
                        for kinds in ([entry.kind for entry in made], [kind for _, kind in state.cache.gone]))
         if lost >= limit or twins + lost >= 2 * limit and not state.context.fullgraph:
             return full_name(type(model))
-    if len(made) >= 8 * limit:
+    if len(made) >= 32 * limit or not has_room(state.cache, 8 * limit):
         return EVERYBODY
     same = [entry for entry in made if is_version_of(model, entry.model, entry.kind)]
     lost = sum(is_version_of(model, *gone) for gone in state.cache.gone)
@@ -352,6 +357,17 @@ def over_limit(state: FrameState, function, args):
         return ()
     strict = state.context.fullgraph or limit != Config.recompile_limit
     return weakly(model) if strict or sum(is_alike(state, entry, function, args) for entry in same) >= limit else ()
+
+
+def has_room(cache, most: int) -> bool:
+    """Whether less than `most` versions of models that are gone are kept, or one can be dropped for the next."""
+    left = [entry for entry in cache.entries if entry.kind and strongly(entry.model) is None]
+    if len(left) < most:
+        return True
+    if time.monotonic() - min(entry.born for entry in left) < 10 * sum(entry.seconds for entry in left):
+        return False
+    entries.drop_entry(cache, left[-1])
+    return True
 
 
 def may_count(weak, kind) -> bool:
@@ -496,7 +512,7 @@ os.register_at_fork(before=lambda: _waited.append(_lock.acquire(timeout=5)),
 def forget(state: FrameState) -> None:
     """Drop the entries of one code object in one context, for good."""
     state.given_up = True
-    state.cache.entries.clear()
+    entries.drop_entries(state.cache, list(state.cache.entries))
     state.publish(None)
 
 

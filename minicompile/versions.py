@@ -221,8 +221,7 @@ def refuted(weak_state) -> None:
     if state is not None:
         state.refuted += 1
         if state.refuted == TRUST and not state.context.fullgraph:
-            state.cache.entries.clear()
-            entries.link_entries(state.cache)
+            entries.drop_entries(state.cache, list(state.cache.entries))
 
 
 def call_of_graph(state: FrameState, captured, namespace: dict) -> str:

@@ -1,6 +1,7 @@
-"""Two hundred training steps, of a compiled model and of whole compiled steps: the compiled loss curve stays as close to eager's as
-eager's own curve in another precision does."""
+"""Two hundred training steps, of a compiled model and of whole compiled steps: the compiled loss curve stays as close to the exact one as
+eager's own curves do."""
 import copy
+import functools
 
 import pytest
 import torch
@@ -57,21 +58,38 @@ def curve(model, batches, make_optimizer, dtype=torch.float32, compiled=None):
     return torch.tensor(losses, dtype=torch.float64)
 
 
+def moved(model):
+    """A copy whose parameters are moved by one rounding."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1 + torch.finfo(p.dtype).eps * torch.randint(-1, 2, p.shape))
+    return model
+
+
+@functools.cache
+def reference(work):
+    """A start of training, its exact curve, and how far from that eager's curves are at most: one from the same parameters, four from
+    parameters moved by one rounding. Eager's curve falls, too."""
+    torch.manual_seed(0)
+    model, *rest = work()
+    eager, exact = curve(model, *rest), curve(model, *rest, dtype=torch.float64)
+    assert eager[-10:].mean() < 0.9 * eager[:10].mean(), "it trains"
+    return (model, *rest), exact, max((losses - exact).abs().max() for losses in (eager, *(curve(moved(model), *rest) for _ in range(4))))
+
+
 @pytest.mark.parametrize("compiled", ["model", "step"])
 @pytest.mark.parametrize("work", [gpt, resnet])
 def test_loss_curve(work, compiled):
-    """Rounding makes every curve drift from the exact one. Ours, measured from eager's in float32, may drift over all steps no
-    further than a small multiple of what separates eager's own curves in float32 and float64. (Training amplifies differences
-    at random, so the two drifts are equal in size only, not step by step.)"""
-    torch.manual_seed(0)
+    """Rounding makes every curve drift from the exact one, in float64. Ours may drift over all steps no further than a small multiple of
+    how far eager's own do. (Training amplifies differences at random, so the drifts are equal in size only, not step by step. A rounding
+    also decides which of two nearly equal pixels is the maximum of its window; every second curve of the network with a pool jumps by
+    0.03 somewhere because of that.)"""
     torch.set_num_threads(1)
     minicompile.reset()
+    setup, exact, spread = reference(work)
     with minicompile.config.patch(raise_on_internal_error=True):
-        setup = work()
-        eager, exact = curve(*setup), curve(*setup, dtype=torch.float64)
-        ours = curve(*setup, compiled=compiled)
+        drift = (curve(*setup, compiled=compiled) - exact).abs().max()
     from minicompile.driver import counters
     assert counters.graphs == 1 and counters.kernels > 0
-    assert eager[-10:].mean() < 0.9 * eager[:10].mean(), "it trains"
-    spread, drift = (eager - exact).abs().max(), (ours - exact).abs().max()
     assert drift <= 3 * spread + 1e-6, f"ours is {drift:.2e} from the exact curve, eager {spread:.2e}"

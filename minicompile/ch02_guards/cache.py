@@ -15,6 +15,11 @@
 # entry, and an entry is only tried if its own answer is yes. Where the versions are for the numbers 1 to 8, a call with a 9 asks eight
 # times for one number, and not for the state of the library and all that comes before a number among the guards. When the head has missed
 # eight calls, it is no better than the others, and is asked like them (`note_miss`), until one entry serves two calls again.
+#
+# The blocks of a model share the code of their class, and where each is compiled by itself and has numbers of its own, each has its own
+# entries: a hundred blocks would ask a hundred entries each. But a block that comes again is mostly served by the entry that served it
+# last. So `latest` knows that entry for the first argument of the call. It is only a guess, since the entry checks its guards as always;
+# the address of the argument is therefore enough to find it.
 
 # %%
 import functools
@@ -64,6 +69,7 @@ class EntryCache:
     candidate: Entry | None = None                       # served the last call that the head missed
     passed: int = 0                                      # calls that the head has missed since the chain was linked
     gone: list = field(default_factory=list)             # (model, kind) of entries that lived too short to be worth their making
+    latest: dict = field(default_factory=dict)           # id(first argument) -> the entry that `search` found for it
 
 
 # %% tags=["exercise:cache-bug"]
@@ -81,7 +87,8 @@ def link_entries(cache: EntryCache) -> None:
 
 # %% [markdown]
 # An entry that is not the head answers a miss with `MISSED`, and `search` goes on to the next. The hook calls `search` for the head's
-# `next`, or, where the head is nothing special any more, instead of it.
+# `next`, or, where the head is nothing special any more, instead of it. The guess may have become the head meanwhile, whose miss would
+# end here again; its `next` tells.
 
 # %%
 def missed(*args):
@@ -92,17 +99,32 @@ def search(cache: EntryCache, args, first: int = 1):
     """The head's guards failed, or first is 0: try the entries from there on in order, then the tail."""
     if first:
         note_miss(cache)
-    for entry in cache.entries[first:]:
+    who = id(args[1]) if len(args) > 1 else None
+    for entry in order_of_search(cache, who, first):
         result = MISSED if entry.question is not None and not entry.question(*args) else entry.function(*args)
         if result is not MISSED:
-            if cache.candidate is entry and entry in cache.entries:
-                cache.entries.remove(entry)
-                cache.entries.insert(0, entry)
-                cache.passed = 0
-                link_entries(cache)
-            cache.candidate = entry
+            note_hit(cache, who, entry)
             return result
     return cache.tail(*args)
+
+
+def order_of_search(cache: EntryCache, who, first: int) -> list[Entry]:
+    """The entry that served that first argument last, and those from `first` on."""
+    guess, others = cache.latest.get(who), cache.entries[first:]
+    return others if guess is None or guess.next[0] is not missed else [guess, *others]
+
+
+def note_hit(cache: EntryCache, who, entry: Entry) -> None:
+    """An entry has served a call that the head missed: at the second in succession it becomes the head."""
+    if len(cache.latest) >= 1000:
+        cache.latest.clear()
+    cache.latest[who] = entry
+    if cache.candidate is entry and entry in cache.entries:
+        cache.entries.remove(entry)
+        cache.entries.insert(0, entry)
+        cache.passed = 0
+        link_entries(cache)
+    cache.candidate = entry
 
 
 def note_miss(cache: EntryCache) -> None:
@@ -128,8 +150,13 @@ def add_entry(cache: EntryCache, entry: Entry) -> None:
 
 
 def drop_entry(cache: EntryCache, entry: Entry) -> None:
-    if entry in cache.entries:
-        cache.entries.remove(entry)
+    drop_entries(cache, [entry])
+
+
+def drop_entries(cache: EntryCache, dropped: list[Entry]) -> None:
+    if dropped and any(entry in dropped for entry in cache.entries):
+        cache.entries[:] = [entry for entry in cache.entries if entry not in dropped]
+        cache.latest.clear()
         link_entries(cache)
 
 

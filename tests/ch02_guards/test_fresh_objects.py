@@ -37,6 +37,8 @@ import torch.nn.functional as F
 
 import minicompile
 from minicompile import frames
+from minicompile.ch02_guards.cache import MISSED, Entry, EntryCache, add_entry, drop_entries, search
+from minicompile.ch02_guards.guards import GuardSet
 
 # What the texts below name
 MODULES = (abc, array, collections, contextlib, copy, datetime, decimal, enum, fractions, functools, inspect, io, itertools, logging, np,
@@ -444,9 +446,19 @@ class Deep(nn.Module):
         return x
 
 
+class Named(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.name = str(n)
+
+    def forward(self, x):
+        return x * int(self.name)
+
+
 @pytest.mark.filterwarnings("ignore:minicompile. .*recompile_limit")
 @pytest.mark.parametrize("make, most, kept", [
-    (lambda n: model_of_a_class_of_its_own()(n), 2, False), (lambda n: model_of_a_class_of_its_own()(n), 2, True), (Deep, 8, True)])
+    (lambda n: model_of_a_class_of_its_own()(n), 2, False), (lambda n: model_of_a_class_of_its_own()(n), 2, True), (Deep, 8, False),
+    (Named, 32, True)])
 def test_a_model_for_each_call(make, most, kept, monkeypatch):
     """Classes of models that one statement makes are limited together. Beyond the limit no call looks for what differs."""
     graphs, limit, models = [], minicompile.config.recompile_limit, []
@@ -463,7 +475,7 @@ def test_a_model_for_each_call(make, most, kept, monkeypatch):
         call(n)
     assert len(graphs) <= most * limit
     monkeypatch.setattr(frames, "explain_miss", None)
-    for n in range(100, 103):
+    for n in range(300, 303):
         call(n)
 
 
@@ -493,6 +505,55 @@ def test_the_limit_forgets_dead_models():
         minicompile.compile(Model(), backend=lambda gm, _: graphs.append(gm) or gm.forward)(torch.ones(2))
         seen.append(len(graphs))
     assert set(seen) == {1}
+
+
+def architectures():
+    """Different ones, of one class: each needs a version of its own."""
+    for kinds in itertools.islice(itertools.product((nn.ReLU, nn.Tanh), repeat=7), 80):
+        yield nn.Sequential(*(kind() for kind in kinds))
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+def test_versions_of_models_that_are_gone_make_room(reset, monkeypatch, hurried):
+    """A search for architectures: each is compiled, if the program does anything but compile."""
+    if not hurried:
+        monkeypatch.setattr(frames, "time", types.SimpleNamespace(monotonic=lambda: time.monotonic() + 1e4))
+    graphs, x = [], torch.rand(2)
+    backend = lambda gm, _: graphs.append(gm) or gm.forward                                          # noqa: E731
+    with pytest.warns(match="compiled 64 times") if hurried else contextlib.nullcontext():
+        for model in architectures():
+            assert torch.equal(minicompile.compile(model, backend=backend)(x), model(x))
+    assert len(graphs) == (64 if hurried else 80)
+
+
+def test_many_blocks_that_are_compiled_each(reset):
+    """Versions of models that live are kept, and each block is served by the version that served it last."""
+    graphs, x = [], torch.rand(2)
+    blocks = [minicompile.compile(Named(i), backend=lambda gm, _: graphs.append(gm) or gm.forward) for i in range(100)]
+    for _ in range(2):
+        assert all(torch.equal(block(x), x * i) for i, block in enumerate(blocks))
+    assert len(graphs) == 100
+
+
+def test_search_begins_with_the_version_that_served_that_argument_last():
+    asked, objects = [], [object() for _ in range(20)]
+
+    def entry_for(wanted):
+        def function(function, argument):
+            asked.append(wanted)
+            return wanted if argument is wanted else MISSED
+        return Entry(function, [None], GuardSet())
+    versions = EntryCache("", lambda *args: "none", lambda head: None)
+    for wanted in objects:
+        add_entry(versions, entry_for(wanted))
+    for wanted in objects:
+        assert search(versions, (None, wanted), 0) is wanted
+    asked.clear()
+    for wanted in objects:
+        assert search(versions, (None, wanted), 0) is wanted
+    assert asked == objects
+    drop_entries(versions, list(versions.entries))
+    assert search(versions, (None, objects[0]), 0) == "none"
 
 
 def made_by_exec(text="def made(x): return x * 2 + 1"):

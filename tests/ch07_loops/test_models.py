@@ -70,7 +70,8 @@ def test_transformer_block(device):
 def test_residual_block(form, device):
     torch.manual_seed(0)
     program = checked(bottleneck, bottleneck_arguments(form), device)
-    assert len(externs(program)) == 6           # three convolutions, each with its backward
+    # Three convolutions, each with its backward; the backward of a maximum over rows of pixels
+    assert len(externs(program)) == (6 if form is torch.channels_last else 7)
     assert len(loops(program)) < 40
     if form is torch.channels_last:
         for call in externs(program):

@@ -79,6 +79,10 @@ def _concrete(*sizes) -> bool:
 # Backward is written from the side of the input: each pixel adds up the gradients of the windows that chose
 # it. `_covering` lists which windows contain a pixel; there are few, and the list has the same length for all
 # pixels, so no scatter is needed.
+#
+# A CPU vectorizes backward over the channels if they are the innermost dimension. Over the pixels of a row it would have to gather, which
+# takes several times as long as eager's kernel, and twice that where a batch norm reads the gradient for its sums and for its result. So
+# the backward pass of an image whose channels lie outside is left to eager, which takes the index from the forward rule.
 
 # %%
 @decomposition("max_pool2d_with_indices")
@@ -143,11 +147,16 @@ def _few(kernel, stride, dilation=(1, 1)) -> bool:
     return math.prod(d * (k - 1) // s + 1 for k, s, d in zip(kernel, stride, dilation)) <= UNROLL
 
 
+def _would_gather(x) -> bool:
+    """Are neighbouring channels of `x` apart in the memory of a CPU?"""
+    return x.device.type == "cpu" and x.shape[-3] != 1 and x.stride(-3) != 1
+
+
 @decomposition("max_pool2d_with_indices_backward", float32=True)
 def max_pool2d_with_indices_backward(grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
     kernel, stride, padding, dilation = _pairs(kernel_size, stride, padding, dilation)
     size, out = x.shape[-2:], grad.shape[-2:]
-    if not _few(kernel, stride, dilation) or not _concrete(*size, *out):
+    if not _few(kernel, stride, dilation) or not _concrete(*size, *out) or _would_gather(x):
         return NotImplemented
     covering = [_covering(*a) for a in zip(size, out, kernel, stride, padding, dilation)]
     pixel = iota(size[0], x).unsqueeze(1) * size[1] + iota(size[1], x)
