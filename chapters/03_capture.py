@@ -398,13 +398,13 @@ print(seen.captured[0].body)
 # of operators that write is needed. (`check_strided` is for `as_strided` and its like, the `AS_STRIDED` operators, which
 # look at memory by addresses and need a check of their own.)
 #
-# %show minicompile.ch03_capture.tensors.emit "result = run_fake" to "changed = before"
+# %show minicompile.ch03_capture.tensors.emit "result = run_fake" to "written = "
 #
 # Not every operation becomes a node. `x.dim()` gives a number that is known now, so it is a constant of the trace.
 # `x.contiguous()` of a tensor that is contiguous gives back the very tensor that it got, so its result is the value
-# that is there already:
+# that is there already. [`known_result`](ref:minicompile.ch03_capture.tensors.known_result) looks for both:
 #
-# %show minicompile.ch03_capture.tensors.emit "if not changed and not holds_tensor" to "return tx.tensors.of_fake"
+# %show minicompile.ch03_capture.tensors.known_result "if not holds_tensor" to "return tx.tensors.of_fake"
 #
 # All others are written down, and what is pushed on the stack is a value with the new node and the new fake. (`updated` is
 # empty for nearly all operations. It is for tensors that count, such as the number of steps of an optimizer: when a
