@@ -36,7 +36,7 @@ class Scope:
     dims: frozenset[Symbol]
     parent: "Scope | None" = None
     lines: list[str] = field(default_factory=list)
-    names: dict[Value, object] = field(default_factory=dict)     # C++ text; several in a tuple
+    names: dict[object, object] = field(default_factory=dict)    # of a value the C++ text, or several in a tuple
     location: tuple = ()
 
 
@@ -165,15 +165,12 @@ def _expression(e: Emitter, value: Value, scope: Scope) -> str:
         return index_text(e, args[0], scope)
     if value.op == "indirect":
         return f"mc_index({get(e, args[0], scope)}, {index_text(e, args[2], scope)}, problem)"
+    lane = lane_of(scope)
     if value.op == "load":
-        text = e.blocks.get(value) or f"{e.pointers[value.buffer]}[{index_text(e, value.index, scope)}]"
-        if value.mask is not None:
-            if stays_inside(e.kernel.buffers[value.buffer].layout, value.index):
-                name = fresh(e, "m")
-                scope.lines += of_loop(e, value.loop, f"const {memory_type(dtype)} {name} = {text};")
-                text = name
-            text = f"({get(e, value.mask, scope)} ? {text} : ({memory_type(dtype)})0)"
-        return from_memory(text, dtype)
+        return from_memory(_loaded(e, value, lane, scope), dtype)
+    if value.op == "where" and lane is not None and lane not in args[0].dims and dtype is not torch.bool:
+        chosen = ", ".join([lane_mask(e, args[0], scope.parent), *(get(e, a, scope) for a in args[1:])])
+        return f"mc_choose<{register_type(dtype)}>({chosen})"
     return operation(value, [get(e, a, scope) for a in args if type(a) is Value])
 
 
@@ -182,12 +179,82 @@ def _expression(e: Emitter, value: Value, scope: Scope) -> str:
 # not made into vector instructions. Where the position is inside of the memory whatever the mask says, as in
 # `y[:, 0] += 1`, whose `select_scatter` reads the one column at every index, the load comes first and the mask
 # selects.
+#
+# And where the mask is the same for all lanes, as in a padding or a pool of images whose channels are innermost, it says where they
+# begin to read: if it is false, at the beginning of the memory (`first_position`). g++ makes no vectors of a loop with several
+# conditions that do not vary in it, so what selects are the bits of a number, all or none (`lane_mask`, `mc_choose`).
 
 # %%
+def lane_of(scope: Scope) -> Symbol | None:
+    """The variable of the loop that `scope` is the body of."""
+    own = scope.dims - scope.parent.dims if scope.parent is not None else ()
+    return next(iter(own)) if len(own) == 1 else None
+
+
+def _loaded(e: Emitter, load: Value, lane: Symbol | None, scope: Scope) -> str:
+    """The element that is loaded, as memory has it."""
+    pointer, t = e.pointers[load.buffer], memory_type(load.dtype)
+    whole = load.mask is not None and masks_whole_lanes(e, load, lane)
+    if whole:
+        steps = coefficient(load.index, lane) * lane.expr
+        place = f"{first_position(e, load, lane, 0, scope.parent)} + {index_text(e, steps, scope)}"
+    else:
+        place = index_text(e, load.index, scope)
+    text = e.blocks.get(load) or f"{pointer}[{place}]"
+    if load.mask is None:
+        return text
+    if whole or stays_inside(e.kernel.buffers[load.buffer].layout, load.index):
+        name = fresh(e, "m")
+        scope.lines += of_loop(e, load.loop, f"const {t} {name} = {text};")
+        text = name
+    if whole:
+        return f"mc_choose<{t}>({lane_mask(e, load.mask, scope.parent)}, {text}, 0)"
+    return f"({get(e, load.mask, scope)} ? {text} : ({t})0)"
+
+
+def last_position(layout: Layout) -> Int:
+    return linear([size - 1 for size in layout.size], layout.stride, layout.offset)
+
+
 def stays_inside(layout: Layout, index) -> bool:
     """Is memory position `index` in a tensor of this layout for all values of the loop variables?"""
-    last = linear([size - 1 for size in layout.size], layout.stride, layout.offset)
-    return 0 not in layout.size and provably_nonnegative(index) and provably_less(index, last + 1)
+    return 0 not in layout.size and provably_nonnegative(index) and provably_less(index, last_position(layout) + 1)
+
+
+def along_lane(e: Emitter, index: Int, lane: Symbol) -> Int | None:
+    """How far a step along the lane moves `index`; None where that varies."""
+    found = e.graph.symbols
+    return None if any(s in found and lane in found[s].dims for s in symbols(index)) else coefficient(index, lane)
+
+
+def masks_whole_lanes(e: Emitter, load: Value, lane: Symbol | None) -> bool:
+    """Is the mask the same for all lanes, and could they all read from the beginning of the memory on?"""
+    layout = e.kernel.buffers[load.buffer].layout
+    step = None if lane is None or lane in load.mask.dims else along_lane(e, load.index, lane)
+    return isinstance(step, int) and step > 0 and 0 not in layout.size and \
+        provably_less(layout.offset + step * (lane.size - 1), last_position(layout) + 1)
+
+
+def first_position(e: Emitter, load: Value, lane: Symbol, first: Int, scope: Scope) -> str:
+    """Where the lanes begin to read, from the lane `first` on: a name in `scope`, which is around their loop."""
+    compute(e, [load.mask], scope)
+    name, mask = fresh(e, "at"), get(e, load.mask, scope)
+    begin = index_text(e, e.kernel.buffers[load.buffer].layout.offset, scope)
+    place = index_text(e, substitute(load.index, {lane: first}), scope)
+    scope.lines += of_loop(e, load.loop, f"const int64_t {name} = {mask} ? {place} : {begin};")
+    return name
+
+
+def lane_mask(e: Emitter, condition: Value, scope: Scope) -> str:
+    """A name in `scope`, which is around the lane loop, of a number whose bits are all set if `condition` holds, and else none."""
+    key = "lanes", condition
+    name = known_name(key, scope)
+    if name is None:
+        compute(e, [condition], scope)
+        name, test = fresh(e, "all"), get(e, condition, scope)
+        scope.lines += of_loop(e, condition.loop, f"const int64_t {name} = -(int64_t)({test} != 0);")
+        scope.names[key] = name
+    return name
 
 
 def compute(e: Emitter, steps: Iterable[Value], scope: Scope) -> None:
@@ -256,12 +323,11 @@ def tabulate(e: Emitter, function: Scope, nest: Scope, lane: Symbol, outer: Iter
 # %%
 def half_blocks(e: Emitter, scope: Scope, accesses: Iterable[Value], lane: Symbol, width: Int) -> list[Value]:
     """Those of these loads and stores that read or write an array in a lane loop in `scope` of at most `width` steps."""
-    def side_by_side(index: Int) -> bool:
-        found = e.graph.symbols
-        return coefficient(index, lane) == 1 and all(s is not lane and not (s in found and lane in found[s].dims)
-                                                     for s in symbols(index - lane.expr))
+    def side_by_side(a: Value) -> bool:
+        whole = a.mask is None or a.op == "load" and masks_whole_lanes(e, a, lane)
+        return whole and along_lane(e, a.index, lane) == 1 and lane not in symbols(a.index - lane.expr)
 
-    chosen = [a for a in accesses if a.op in ("load", "store") and a.mask is None and side_by_side(a.index) and (
+    chosen = [a for a in accesses if a.op in ("load", "store") and side_by_side(a) and (
         a.dtype is torch.float16 if a.op == "load" else
         a.mode is None and a.value.dtype is not BITS and e.kernel.buffers[a.buffer].dtype is torch.float16)]
     if isinstance(width, int) and width < 16:
@@ -269,9 +335,10 @@ def half_blocks(e: Emitter, scope: Scope, accesses: Iterable[Value], lane: Symbo
     for access in chosen:
         block = fresh(e, "wide")
         scope.lines += of_loop(e, access.loop, f"alignas(64) float {block}[{width}];")
-        if access.op == "load":
-            scope.names[access] = f"{block}[lane]"
         e.blocks[access] = f"{block}[lane]"
+        if access.op == "load":
+            text = f"{block}[lane]"
+            scope.names[access] = text if access.mask is None else f"mc_choose<float>({lane_mask(e, access.mask, scope)}, {text}, 0)"
     return chosen
 
 
@@ -279,7 +346,8 @@ def convert_halves(e: Emitter, scope: Scope, accesses: list[Value], lane: Symbol
     """Add what is converted before the loop, whose lanes are `count` from `first` on, and return what is converted after it."""
     after = []
     for a in accesses:
-        place = f"&{e.pointers[a.buffer]}[{index_text(e, substitute(a.index, {lane: first}), scope)}]"
+        place = index_text(e, substitute(a.index, {lane: first}), scope) if a.mask is None else first_position(e, a, lane, first, scope)
+        place = f"&{e.pointers[a.buffer]}[{place}]"
         block = e.blocks.pop(a).removesuffix("[lane]")
         if a.op == "load":
             scope.lines += of_loop(e, a.loop, f"mc_widen({block}, {place}, {count});")

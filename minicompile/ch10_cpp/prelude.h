@@ -88,6 +88,17 @@ MC int64_t mc_piece(int64_t pieces, const int64_t* first, int64_t block) {
 
 template <class To, class From> MC To mc_bits(From x) { return __builtin_bit_cast(To, x); }
 
+// ---- `a` where all bits of `all` are set, `b` where none is
+template <int bytes> struct mc_int;
+template <> struct mc_int<1> { typedef int8_t type; };
+template <> struct mc_int<2> { typedef int16_t type; };
+template <> struct mc_int<4> { typedef int32_t type; };
+template <> struct mc_int<8> { typedef int64_t type; };
+template <class T> MC T mc_choose(int64_t all, T a, T b) {
+  typedef typename mc_int<sizeof(T)>::type I;
+  return mc_bits<T>((I)((mc_bits<I>(a) & (I)all) | (mc_bits<I>(b) & ~(I)all)));
+}
+
 // ---- half precision in memory, float in registers
 MC float mc_from_bf16(uint16_t h) { return mc_bits<float>((uint32_t)h << 16); }
 MC uint16_t mc_to_bf16(float x) {  // round to nearest, ties to even; a NaN stays one

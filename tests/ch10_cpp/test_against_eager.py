@@ -283,6 +283,19 @@ def test_images(last):
     agree(lambda x, w: x.mean((2, 3)), x, w)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [(2, 32, 7, 5), (1, 20, 1, 1), (1, 1, 3, 3), (2, 3, 4, 4)])
+def test_a_mask_that_is_the_same_for_all_lanes_is_no_branch(size, dtype):
+    """It says where they begin to read, and what is read is chosen by bits."""
+    x = rand(*size).to(dtype).contiguous(memory_format=torch.channels_last)
+    x[0, 0, 0, 0], x[-1, -1, -1, -1] = math.inf, math.nan
+    for fn in (lambda x: F.avg_pool2d(x, 3, 1, 1), lambda x: F.pad(x * 2, (1, 2, 1, 0), value=-3.0),
+               lambda x: F.pad(x[:, :, ::2] + 1, (1, 0, 0, 3)), lambda x: torch.cat([x, x[:, :, :1] * 2], 2) + 1):
+        sources = agree(fn, x, rtol=1e-2, atol=1e-2)
+        if size[1] == 32:
+            assert not any(re.search(r"\? \(?\w*\(?in\d", s.code) for s in sources)
+
+
 @pytest.mark.parametrize("length, times", [(30, 1), (50257, 1), (70001, 2)])
 def test_the_exponentials_of_a_long_row_are_kept_as_long_as_the_stack_has_room(length, times):
     source, = agree(lambda x: x.softmax(-1), rand(3, length))

@@ -247,14 +247,13 @@ def test_masked_load_and_masked_store():
 
 @pytest.mark.parametrize("size, first, branches", [((4, 6), 0, False), ((4, 1), 0, False), ((3, 6), 0, True), ((4, 6), 1, True)])
 def test_a_masked_load_is_a_branch_only_where_it_could_leave_the_memory(size, first, branches):
-    """Rows 0 to 3 of a table of this size, from column `first`, under a mask that holds for rows 0 and 1."""
+    """Rows 0 to 3 of a table of this size, from column `first`, under a mask that holds for rows 0 and 1, asked for each element."""
     i, j = Symbol("i", 4), Symbol("j", size[1])
     x, y = torch.randn(size), torch.zeros(4, size[1])
     b = Body()
-    row = b.emit("index", i.expr, dtype=torch.int64)
-    inside = b.lt(row, b.emit("constant", 2, dtype=torch.int64), dtype=torch.bool)
-    position = i.expr * size[1] + (j.expr if size[1] > 1 else 0) + first
-    b.store("y", i.expr * size[1] + (j.expr if size[1] > 1 else 0), b.load("x", position, torch.float32, inside))
+    element = i.expr * size[1] + (j.expr if size[1] > 1 else 0)
+    inside = b.lt(b.emit("index", element, dtype=torch.int64), b.emit("constant", 2 * size[1], dtype=torch.int64), dtype=torch.bool)
+    b.store("y", element, b.load("x", element + first, torch.float32, inside))
     variables = (i, j) if size[1] > 1 else (i,)
     expected = torch.zeros(4, size[1])
     expected.view(-1)[:2 * size[1]] = x.view(-1)[first:first + 2 * size[1]]
