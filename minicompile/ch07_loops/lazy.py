@@ -326,8 +326,8 @@ def spelled(view: View, stride) -> View:
 # nothing at all where the scheduler fuses the readers with the writer, because then the value stays in a
 # register. With `n` reading loops and `r` buffers read, recomputing moves `n*r` tensors and keeping `r + 1 +
 # n`. So a value is kept when `(n-1)*(r-1) > 2`, or when its arithmetic is long; on a CPU also when it is expensive at
-# all: there `exp`, `log`, `erf` or `tanh` of numbers in the cache takes as long as adding ten more operands to them, and `sin` twice
-# that (4,096 float32 numbers, one core of an EPYC). A value that is read through four or more windows is
+# all: there `exp`, `log`, `erf` or `tanh` of numbers in the cache takes as long as adding ten more operands to them
+# (4,096 float32 numbers, one core of an EPYC). A value that is read through four or more windows is
 # kept unless it is nearly free. Casts, broadcasts and constants always stay lazy. Where a cast of a narrower
 # value would be kept, the narrower value is: half the bytes, and the rounding of eager.
 

@@ -3,7 +3,7 @@
 //
 // Everything below a loop must be *branch-free* to vectorise: a choice is a ?: on two computed values, and a
 // special case is a select at the end. The scalar functions of libm are calls into a library, one element at
-// a time, which is why exp, log, tanh, erf, sin and their friends are written out here for float. Each is a
+// a time, which is why exp, log, tanh, erf and their friends are written out here for float. Each is a
 // range reduction to a small interval and a polynomial; the coefficients are minimax fits (relative error
 // below 1e-8, so rounding dominates) and results are within 2.5 ulp of the true value. The rest of libm, and all
 // of it for double, glibc has for whole vectors as well, within 4 ulp: see `MC_LIBM`.
@@ -66,10 +66,20 @@ R"(
 .endr
 )");
 MC_LIBM1(exp) MC_LIBM1(exp2) MC_LIBM1(expm1) MC_LIBM1(log) MC_LIBM1(log2) MC_LIBM1(log10) MC_LIBM1(log1p)
-MC_LIBM1(sin) MC_LIBM1(cos) MC_LIBM1(tan) MC_LIBM1(asin) MC_LIBM1(acos) MC_LIBM1(atan)
+MC_LIBM1(tan) MC_LIBM1(asin) MC_LIBM1(acos) MC_LIBM1(atan)
 MC_LIBM1(sinh) MC_LIBM1(cosh) MC_LIBM1(tanh) MC_LIBM1(asinh) MC_LIBM1(acosh) MC_LIBM1(atanh)
 MC_LIBM1(erf) MC_LIBM1(erfc) MC_LIBM2(pow) MC_LIBM2(atan2) MC_LIBM2(hypot)
+// under names that g++ does not know: it would make one call of the sine and the cosine of a number, for which there is no vector
+#define MC_SIN(name) mc_libm_##name
+#define MC_ALONE(T, name) extern "C" __attribute__((simd("notinbranch"), const)) T MC_SIN(name)(T);
+MC_ALONE(double, sin) MC_ALONE(double, cos) MC_ALONE(float, sinf) MC_ALONE(float, cosf)
+#else
+#define MC_SIN(name) __builtin_##name
 #endif
+MC double mc_sin(double x) { return MC_SIN(sin)(x); }
+MC double mc_cos(double x) { return MC_SIN(cos)(x); }
+MC float mc_sin(float x) { return MC_SIN(sinf)(x); }
+MC float mc_cos(float x) { return MC_SIN(cosf)(x); }
 
 // ---- lists of kernels: `first` block of each piece, and the piece of a block
 MC int64_t mc_blocks(int64_t pieces, const int64_t* end, const int64_t* length, int64_t* first) {
@@ -258,65 +268,6 @@ MC float mc_erf_plus_one(float x) {
   return x != x ? x : (x > 0.0f ? 2.0f - left : left);
 }
 
-// ---- sine and cosine: x = n*pi/2 + r, reduced in double. Above 2^24 a float is an integer times 2^e, and
-// 2^e mod 2*pi comes from a table 2^e mod 2*pi as high / 2^24 + low: what a float m*2^e with m < 2^24, e > 0
-// needs for an exact reduction (m * high is exact in double)
-static const int32_t mc_turn_high[] = {
-    0, 33554432, -38305493, 28803371, -47807615, 9799127, 19598253, 39196507, -27021344, 51371670,
-    -2671018, -5342036, -10684071, -21368143, -42736286, 19941786, 39883572, -25647214, -51294428,
-    2825502, 5651003, 11302006, 22604012, 45208024, -14998309, -29996618, 45421122, -14572113, -29144226,
-    47125905, -11162548, -22325096, -44650192, 16113974, 32227948, -40958462, 23497433, 46994867,
-    -11424624, -22849248, -45698496, 14017365, 28034731, -49344895, 6724566, 13449132, 26898265,
-    -51617828, 2178701, 4357402, 8714804, 17429608, 34859216, -35695924, 34022509, -37369339, 30675678,
-    -44063000, 17288356, 34576712, -36260932, 32892492, -39629372, 26155612, 52311224, -791908, -1583816,
-    -3167632, -6335265, -12670530, -25341059, -50682119, 4050119, 8100238, 16200477, 32400954, -40612450,
-    24189457, 48378914, -8656529, -17313058, -34626115, 36162127, -33090104, 39234149, -26946058,
-    51522241, -2369875, -4739751, -9479502, -18959004, -37918007, 29578343, -46257671, 12899014, 25798028,
-    51596057, -2222244, -4444488, -8888976, -17777952, -35555905, 34302548, -36809261, 31795834,
-};
-static const double mc_turn_low[] = {
-    0, 0, -3.968374319e-09, -3.968374319e-09, -1.190512296e-08, -1.984187159e-08, 1.992090159e-08,
-    -1.97628416e-08, 1.611058726e-08, -2.341509594e-08, 8.806078578e-09, 1.761215716e-08,
-    -2.438033047e-08, 1.084398385e-08, 2.168796769e-08, -1.226033508e-08, -2.452067015e-08,
-    6.594930155e-09, 1.318986031e-08, -2.925654984e-08, 1.091545099e-09, 2.183090197e-09, 4.366180394e-09,
-    8.732360788e-09, 1.349634726e-08, 2.699269452e-08, -1.650881425e-09, -7.270137168e-09,
-    -1.454027434e-08, -2.511217435e-08, 5.41192175e-09, 1.08238435e-08, 2.1647687e-08, -1.234089645e-08,
-    -2.468179291e-08, 6.27268464e-09, 1.65137436e-08, -2.657715758e-08, 2.481955303e-09, 4.963910606e-09,
-    9.927821213e-09, 2.382401674e-08, -1.195661129e-08, -2.788159689e-08, 7.809825307e-09,
-    1.561965061e-08, -2.836534355e-08, -1.094416636e-09, 1.779541046e-09, 3.559082092e-09,
-    7.118164183e-09, 1.423632837e-08, 2.847265673e-08, -6.62770563e-09, -9.287036941e-09, -2.25424482e-08,
-    1.848812269e-08, -2.659677371e-08, 1.037947168e-08, 2.075894336e-08, -2.205513236e-08,
-    1.946275436e-08, -2.464751037e-08, 1.427799836e-08, 2.855599673e-08, -6.461025644e-09,
-    -1.292205129e-08, -2.584410258e-08, 7.916439623e-09, 1.583287925e-08, -2.793888629e-08,
-    3.726872205e-09, 1.142211873e-08, 2.284423746e-08, -1.391616986e-08, -2.783233972e-08,
-    -2.840899006e-11, 3.911556339e-09, 7.823112677e-09, 1.167785104e-08, 2.335570207e-08,
-    -1.289324063e-08, -2.181810695e-08, 1.200005656e-08, 2.796848744e-08, -7.636044204e-09,
-    -1.130371409e-08, -2.65758025e-08, 6.453039778e-09, 1.290607956e-08, 2.581215911e-08,
-    -7.980326551e-09, -1.199227878e-08, -2.795293189e-08, 7.667155323e-09, 1.533431065e-08,
-    -2.893602348e-08, -2.23577651e-09, -4.47155302e-09, -8.94310604e-09, -1.788621208e-08,
-    2.383222062e-08, -7.971829225e-09, -1.991203277e-08, 2.374895356e-08,
-};
-MC float mc_sincos(float x, int quadrant) {
-  const int32_t u = mc_bits<int32_t>(x), e = ((u >> 23) & 255) - 150, k = e < 0 ? 0 : e > 104 ? 0 : e;
-  const double m = k > 0 ? (double)(((u & 0x7fffff) | 0x800000) * (u < 0 ? -1 : 1)) : 0.0;
-  const double a = k > 0 ? m * (mc_turn_high[k] * 5.9604644775390625e-08) : (double)x;
-  const double low = m * mc_turn_low[k], n = __builtin_rint((a + low) * 0.63661977236758138);
-  const double d = __builtin_fma(n, -6.123233995736766e-17, __builtin_fma(n, -1.5707963267948966, a) + low);
-  const float r = (float)d, s = r * r;
-  float p = MC_FMA(2.7175645e-06f, s, -0.00019839256f);
-  p = MC_FMA(p, s, 0.0083333291f);
-  p = MC_FMA(p, s, -0.16666667f);
-  const float sine = MC_FMA(p * s, r, r);
-  float q = MC_FMA(2.44312e-05f, s, -0.0013887306f);
-  q = MC_FMA(q, s, 0.041666646f);
-  const float cosine = MC_FMA(q, s * s, MC_FMA(-0.5f, s, 1.0f));
-  const int32_t turn = (int32_t)n + quadrant;
-  const float y = (turn & 1) ? cosine : sine;
-  return __builtin_fabsf(x) < MC_INF ? ((turn & 2) ? -y : y) : MC_NAN;
-}
-MC float mc_sin(float x) { return x == 0.0f ? x : mc_sincos(x, 0); }
-MC float mc_cos(float x) { return mc_sincos(x, 1); }
-
 // ---- floating point to integer: NaN and what does not fit have no answer in C++, and the compiler folds
 // `(int)(c ? x : NAN)` to `c ? (int)x : 0`. Eager has what the processor gives: on x86, the lowest number.
 // g++ takes `(float)(int)x` for `trunc(x)`, which is -0 of -0.5, so what becomes 0 is 0 before the cast.
@@ -334,7 +285,7 @@ template <class T, class F> MC T mc_integer(F x) { return (T)(x > (F)-1 && x <= 
 // ---- double goes to libm
 #define MC_DOUBLE(f) MC double mc_##f(double x) { return __builtin_##f(x); }
 MC_DOUBLE(exp) MC_DOUBLE(exp2) MC_DOUBLE(expm1) MC_DOUBLE(log) MC_DOUBLE(log2) MC_DOUBLE(log10)
-MC_DOUBLE(log1p) MC_DOUBLE(tanh) MC_DOUBLE(erf) MC_DOUBLE(sin) MC_DOUBLE(cos)
+MC_DOUBLE(log1p) MC_DOUBLE(tanh) MC_DOUBLE(erf)
 MC double mc_erf_plus_one(double x) { return 1.0 + __builtin_erf(x); }
 MC double mc_sigmoid(double x) { return 1.0 / (1.0 + __builtin_exp(-x)); }
 

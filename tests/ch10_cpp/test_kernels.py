@@ -7,6 +7,7 @@ import torch
 
 from minicompile.ch01_graphs.symbolic import Symbol
 from minicompile.ch08_fusion.reference import run_kernel
+from minicompile.ch10_cpp import build
 from minicompile.ch10_cpp.build import load_cpp
 from minicompile.ch10_cpp.emit import emit_cpp
 
@@ -280,6 +281,18 @@ def test_vectorised_functions_are_accurate_and_handle_special_values():
         zero = x == 0
         if n in ("expm1", "log1p", "tanh", "erf", "sin"):
             assert torch.equal(outputs[n][zero].signbit(), x[zero].signbit()), f"{n} loses the sign of zero"
+
+
+@pytest.mark.skipif(build._glibc() < 235 or "avx2" not in open("/proc/cpuinfo").read(), reason="no functions for vectors")
+@pytest.mark.parametrize("dtype, name", [(F32, b"sincosf"), (torch.float64, b"sincos")])
+def test_the_sine_and_the_cosine_of_a_number_are_two_calls_for_vectors(tmp_path, dtype, name):
+    """g++ would make one of them, of which there is none for vectors."""
+    i, b, x = variables("i", 64), Body(), torch.empty(64, dtype=dtype)
+    v = b.load("x", i[0].expr, dtype)
+    b.store("y", i[0].expr, b.mul(b.sin(v), b.cos(v)))
+    source = emit_cpp(kernel(i, (), [(i, (), b)], {"x": x}, {"y": x}))
+    build._compile(build._file_text([(source.name, source.code, source)]), tmp_path / "kernel.so")
+    assert name not in (tmp_path / "kernel.so").read_bytes()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
