@@ -33,11 +33,12 @@ from .layouts import present, symbolic_strides
 class FakeTensor(torch.Tensor):
     """A tensor without data: `meta` has its shape, strides, dtype and storage; `device` is the pretence.
     entered: it stands for a real tensor that is neither a leaf nor a view. formers: how many fakes show what it was before it changed
-    its shape. run: the function that runs an operator on fakes, from `recipes.py`."""
+    its shape. reshaped: has a view of it changed its shape in place? run: the function that runs an operator on fakes, of `recipes.py`."""
 
     meta: torch.Tensor
     entered = False
     formers = 0
+    reshaped = False
     run: Callable
 
     @staticmethod

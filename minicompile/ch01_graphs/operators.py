@@ -232,6 +232,8 @@ def _written(func, args) -> dict:
     if func._schema.name.startswith("aten::_foreach_") or func in FUSED or func.namespace not in NAMESPACES:
         torch.autograd.graph.increment_version(written.values())        # these count versions themselves
     for t in written.values():
+        if _owner(t).reshaped and (t.is_floating_point() or t.is_complex()):
+            raise Unsupported("memory is written of which a view has changed its shape in place")
         if t.shape != t.meta.shape and func.namespace == "aten" and func not in RESHAPING:
             found = list(t.meta.shape)
             t.meta.as_strided_(t.shape, t.stride(), t.storage_offset())     # the program may go on
@@ -241,9 +243,15 @@ def _written(func, args) -> dict:
     return written
 
 
+def _owner(t: FakeTensor) -> FakeTensor:
+    """The tensor that `t` is a view of, to autograd, or `t` itself."""
+    return t if t._base is None else t._base
+
+
 def _take_over_metadata(fake: FakeTensor) -> None:
     """After `t_()` or `as_strided_()` on the meta tensor: give the wrapper the same sizes and strides."""
     meta = fake.meta
+    _owner(fake).reshaped |= fake._base is not None
     with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd():
         aten.as_strided_.default(fake, meta.shape, meta.stride(), meta.storage_offset())
 

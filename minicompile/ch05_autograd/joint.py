@@ -203,7 +203,7 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
             members.setdefault(chain[0], {})[id(o)] = o
     sources = {root: entries[position[root]] if root in position else root.meta["val"] for root in members}
     for root, views in members.items():
-        if len(views) > 1 and root not in position and not any(o.requires_grad for o in views.values()):
+        if sources[root].requires_grad and len(views) > 1 and root not in position and not any(o.requires_grad for o in views.values()):
             sources[root] = sources[root].detach()                # nobody differentiates it, or can any more
     results, index_of, recipes = [], {}, []
 
@@ -235,7 +235,7 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
             raise Unsupported("an output is a view, and its gradient is not that of its view operators")
         of = Input(position[root]) if root in position else result(source)
         plain = not steps and (o is source or o.requires_grad)
-        elsewhere = root in position and o._base is not source and o._base is not source._base
+        elsewhere = o._base is not source and o._base is not source._base
         detach = not steps or not o.requires_grad and (source.requires_grad or elsewhere)
         if steps and o._base is None and not o.is_inference():      # what was detached at last is no view, of which a write would be known
             steps, detach = [*steps, Step(aten.detach.default, (), {})], False

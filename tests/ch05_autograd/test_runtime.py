@@ -1062,6 +1062,63 @@ def test_a_tensor_changes_its_shape_beneath_a_view(backend, change, use):
     torch.testing.assert_close(results[2:], results[:2])
 
 
+def a_part_is_read(y, view):
+    part = view[0]
+    y.mul_(2)
+    return part * 3
+
+
+def a_part_is_written(y, view):
+    view[0].mul_(3)
+    return y
+
+
+def another_view_changes(y, view):
+    part, other = view[0], y[1]
+    other.unsqueeze_(0)
+    return part * 3
+
+
+@pytest.mark.parametrize("use", [a_part_is_read, a_part_is_written, another_view_changes, lambda y, view: (y.mul_(2), view * 3)[1]])
+@pytest.mark.parametrize("view", [lambda y: y.t().t_(), lambda y: y[1].unsqueeze_(1), lambda y: y[:1].squeeze_(0)])
+@pytest.mark.parametrize("enters", [lambda x: x * 2, lambda x: (x.detach() * 2).mul_(x)])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_view_changes_its_shape_and_then_the_memory_is_written(backend, enters, view, use):
+    """On fakes the engine takes a view again as it was made, of which the change is no part: the gradient went to other elements."""
+    minicompile.reset()
+
+    def f(x):
+        y = enters(x)
+        return use(y, view(y))
+    results = []
+    for run in (f, minicompile.compile(f, backend=backend)):
+        x = torch.arange(1.0, 10).view(3, 3).requires_grad_()
+        y = run(x)
+        (y * torch.arange(y.numel()).view(y.shape)).sum().backward()
+        results.append((y.detach(), x.grad))
+    torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("part", [lambda y: y[0], lambda y: y.view(-1), lambda y: y.unbind()[1], lambda y: y.detach()[0],
+                                  lambda y: y.t()[1:].diagonal()])
+@pytest.mark.parametrize("write", ["whole", "part"])
+def test_results_that_share_memory_get_a_gradient_by_a_write(part, write):
+    """A tensor without a gradient and a view of it leave the graph, and what is then written to one has a gradient."""
+    def f(x):
+        y = x.detach() * 2
+        return y, part(y)
+    results = []
+    for run in (f, minicompile.compile(f, backend="aot_eager", fullgraph=True)):
+        x = torch.arange(1.0, 10).view(3, 3).requires_grad_()
+        y, p = run(x)
+        try:
+            y.mul_(x) if write == "whole" else p.mul_(x.view(-1)[:p.numel()].view(p.shape))
+            results.append([y.requires_grad, p.requires_grad, torch.autograd.grad((y * y).sum() * 9 + (p * p).sum(), x)[0].tolist()])
+        except RuntimeError as error:
+            results.append(str(error))
+    assert results[0] == results[1]
+
+
 def test_a_tensor_that_is_written_and_then_changes_its_shape():
     def f(x):
         y = x * 2

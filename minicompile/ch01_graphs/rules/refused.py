@@ -153,7 +153,8 @@ def check_deterministic(func, x, *args, **kwargs) -> None:
 
 
 # %% [markdown]
-# What changes the shape of a tensor object in place is recorded for a tensor of which there are no views.
+# What changes the shape of a tensor object in place is recorded for a tensor of which there are no views. If it is a view itself, its
+# memory may not be written afterwards (`reshaped`).
 
 # %%
 @REFUSALS.of(*IN_PLACE_VIEWS)
