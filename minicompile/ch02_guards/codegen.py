@@ -202,7 +202,8 @@ class CheckText:
         body = [*emitter.lines, f"return {text}"]
         self.functions.append(f"def {name}_full({signature}):\n{indent(body, 4)}")
         self.names.update(emitter.constants)
-        self.names[name] = make_memo(scope, parameters, looks, outputs)
+        self.names[name] = make_memo(
+            scope, parameters, looks, outputs, {guard.source: guard.expected.free_dims for guard in guards if guard.kind == "TENSOR_MATCH"})
 
 
 def memo_call(name: str, arguments: list[str], result: str) -> list[str]:

@@ -55,7 +55,7 @@ from .torch_guards import PLAIN_TYPES
 
 try:
     from . import unchanged
-    if getattr(unchanged, "INTERFACE", 1) != 2:
+    if getattr(unchanged, "INTERFACE", 1) != 3:
         raise ImportError("the extension was built from other sources")
 except ImportError:                          # no extension, or an old one: every check is a full one
     unchanged = None
@@ -298,13 +298,14 @@ class Plan:
 # It does so in this order. What is looked at and what is to be answered goes into the plan, each thing behind its holder. An
 # object that is looked at as a dictionary or list anyway needs no look of its own. Then all places have numbers, and the things
 # are written down with them. `same` are places that must hold the same object as at the last full check, `tensors` those of tensors
-# whose metadata is asked, and at those that are `movable` another object will do (next section). `watch_thing` takes a function
-# apart: its code, its defaults and its keyword defaults can be exchanged, so each is a place.
+# whose metadata is asked, and at those that are `movable` another object will do (next section). A size that varies is no reason to check
+# all again, as for each token of a sequence that grows: where the strides follow from the sizes, any above 1 will do (`free_dims`).
+# `watch_thing` takes a function apart: its code, its defaults and its keyword defaults can be exchanged, so each is a place.
 
 # %%
-def make_memo(scope: Scope, roots, looks, outputs):
+def make_memo(scope: Scope, roots, looks, outputs, free):
     """A memo with the arguments `roots` (sources), which answers the values of `outputs`. looks: as `looks_of`
-    gives them. The places of the classes and functions among them follow the arguments."""
+    gives them. free: source of a tensor -> its `free_dims`. The places of the classes and functions among them follow the arguments."""
     plan = Plan(scope, {source: number for number, source in enumerate(roots)})
     keys, number = plan.keys, plan.number
     watched = list({id(strongly(at)): strongly(at) for what, at in looks if what == WATCHED}.values())
@@ -329,7 +330,8 @@ def make_memo(scope: Scope, roots, looks, outputs):
         things += parts
         same += place_of_part
     return Memo(len(plan.arguments), tuple(map(weakref.ref, watched)), tuple(things), tuple(same), tuple(tensors),
-                tuple(map(number, outputs)), tuple(bare), tuple(movable))
+                tuple(map(number, outputs)), tuple(bare), tuple(movable),
+                tuple(free[source] for fact, source in dict.fromkeys(looks) if fact == TENSOR))
 
 
 def watch_thing(target, at: int, first: int) -> tuple[list, list]:

@@ -126,6 +126,11 @@ class TensorSpec(Spec):
         return TensorSpec(type(t), t.dtype, t.device, tuple(t.shape), stride, t.requires_grad, t.is_conj(),
                           t.is_neg(), t.is_inference(), dynamic_dims, steps)
 
+    @property
+    def free_dims(self) -> int:
+        """A bit for each dim of which a memo need not know the size: the strides, which it looks at, too, follow from the sizes."""
+        return sum(1 << d for d in self.dynamic_dims) if self.stride == "contiguous" and not self.steps else 0
+
 
 # %%
 def tensor_in_words(g) -> str:

@@ -34,7 +34,7 @@
  *     kept alive.
  *
  * At a place that is `movable` another address will do, too: for a list of losses or a tensor that each call makes anew, all
- * that guards know is compared anyway.
+ * that guards know is compared anyway. And of a dim that is `free` guards know that its size is above 1.
  */
 #define PY_SSIZE_T_CLEAN
 #if defined(__GNUC__)
@@ -91,6 +91,7 @@ typedef struct {
     int64_t ndim, sizes[2 * MOST_DIMS];
     int32_t dtype, device_type, device_index;
     _Bool requires_grad;
+    unsigned int free; /* a bit for each dim of which any size above 1 will do; the tensor is contiguous then */
 } Facts;
 
 static inline Handle handle_of(PyObject *t) { return (Handle)((char *)t + impl_at); }
@@ -138,8 +139,10 @@ static inline int has_facts(PyObject *t, const Facts *facts)
         ask.device_index(h, &device_index) || device_index != facts->device_index ||
         ask.requires_grad(*h) != facts->requires_grad || ask.sizes(h, &sizes) || ask.strides(h, &strides))
         return 0;
-    for (int64_t i = 0; i < ndim; i++)
-        if (sizes[i] != facts->sizes[i] || strides[i] != facts->sizes[ndim + i])
+    int64_t dense = 1; /* the stride of a contiguous tensor */
+    for (int64_t i = ndim - 1; i >= 0; dense *= sizes[i--])
+        if ((facts->free >> i & 1 ? sizes[i] < 2 : sizes[i] != facts->sizes[i]) ||
+            (facts->free ? sizes[i] != 1 && strides[i] != dense : strides[i] != facts->sizes[ndim + i]))
             return 0;
     return 1;
 }
@@ -305,6 +308,7 @@ typedef struct {
     Plan *plan;
     Key *key;                    /* of each place */
     int *tensor, *bare, *output, *same, *movable; /* places; bare: of tensors without a gradient */
+    PyObject *free;                               /* of each tensor, see `Facts` */
     Py_ssize_t hits, records;
     Variant *variants; /* most recently used first */
 } Memo;
@@ -457,7 +461,8 @@ static Variant *describe_all(const Memo *self, PyObject *const *args)
     for (int i = 0; good && i < self->things; i++)
         good = describe(&self->plan[i], self->key, v->held, &v->thing[i]);
     for (int i = 0; good && i < self->tensors; i++)
-        good = v->held[self->tensor[i]] != NULL && tensor_facts(v->held[self->tensor[i]], &v->facts[i]);
+        if ((good = v->held[self->tensor[i]] != NULL && tensor_facts(v->held[self->tensor[i]], &v->facts[i])))
+            v->facts[i].free = self->free ? (unsigned int)PyLong_AsLong(PyTuple_GET_ITEM(self->free, i)) : 0;
     for (int i = 0; good && i < self->bares; i++)
         good = self->things > 0 && v->held[self->bare[i]] != NULL && is_bare(v->held[self->bare[i]]);
     for (int i = 0; good && i < self->outputs; i++)
@@ -553,21 +558,23 @@ static int plan_places(const Memo *self, PyObject *numbers, int least, int **pla
 
 static PyObject *memo_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
-    PyObject *references, *things, *same, *tensors, *outputs, *bare = NULL, *movable = NULL;
+    PyObject *references, *things, *same, *tensors, *outputs, *bare = NULL, *movable = NULL, *free = NULL;
     int arguments, good = 1;
-    if (!PyArg_ParseTuple(args, "iO!O!O!O!O!|O!O!", &arguments, &PyTuple_Type, &references, &PyTuple_Type, &things,
+    if (!PyArg_ParseTuple(args, "iO!O!O!O!O!|O!O!O!", &arguments, &PyTuple_Type, &references, &PyTuple_Type, &things,
                           &PyTuple_Type, &same, &PyTuple_Type, &tensors, &PyTuple_Type, &outputs, &PyTuple_Type, &bare,
-                          &PyTuple_Type, &movable))
+                          &PyTuple_Type, &movable, &PyTuple_Type, &free))
         return NULL;
     Memo *self = (Memo *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->call = memo_call;
     self->spec = Py_NewRef(args);
-    self->references = references;
+    self->references = references, self->free = free;
     self->arguments = arguments, self->places = arguments + (int)PyTuple_GET_SIZE(references);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(references); i++)
         good = good && PyWeakref_CheckRef(PyTuple_GET_ITEM(references, i));
+    for (Py_ssize_t i = 0; good && free != NULL && i < PyTuple_GET_SIZE(free); i++)
+        good = PyLong_CheckExact(PyTuple_GET_ITEM(free, i)) && PyTuple_GET_SIZE(free) == PyTuple_GET_SIZE(tensors);
     good = good && (self->plan = PyMem_Calloc(PyTuple_GET_SIZE(things) + 1, sizeof(Plan))) != NULL;
     for (; good && self->things < PyTuple_GET_SIZE(things); self->things++)
         good = plan_thing(self, &self->plan[self->things], PyTuple_GET_ITEM(things, self->things));
@@ -593,7 +600,7 @@ static PyTypeObject memo_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "minicompile.Memo",
     .tp_basicsize = sizeof(Memo),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "Memo(arguments, references, things, same, tensors, outputs, bare=()): memo(*arguments) -> the outputs recorded, or "
+    .tp_doc = "Memo(arguments, references, things, same, tensors, outputs, bare=(), movable=(), free): memo(*arguments) -> the outputs recorded, or "
               "None when something may have changed",
     .tp_new = memo_new,
     .tp_dealloc = memo_free,
@@ -955,7 +962,7 @@ PyMODINIT_FUNC PyInit_unchanged(void)
     if (PyType_Ready(&memo_type) < 0 || PyType_Ready(&spans_type) < 0)
         return NULL;
     PyObject *m = PyModule_Create(&module);
-    if (m == NULL || PyModule_AddIntConstant(m, "INTERFACE", 2) < 0 || PyModule_AddObjectRef(m, "Memo", (PyObject *)&memo_type) < 0 ||
+    if (m == NULL || PyModule_AddIntConstant(m, "INTERFACE", 3) < 0 || PyModule_AddObjectRef(m, "Memo", (PyObject *)&memo_type) < 0 ||
         PyModule_AddObjectRef(m, "Spans", (PyObject *)&spans_type) < 0)
         return NULL;
     return m;

@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import gc
+import itertools
 import math
 import os
 import re
@@ -24,8 +25,9 @@ from recorders import Recorder
 from torch import nn
 
 import minicompile
-from minicompile import frames
+from minicompile import frames, marks
 from minicompile.ch02_guards import codegen, stable
+from minicompile.ch02_guards.torch_guards import TensorSpec
 
 SCALE, TABLE, LIST = 2.0, {"a": 1, "b": 2}, [1, 2]
 
@@ -1015,6 +1017,43 @@ IN_PLACE = {
     "class": (lambda: torch.ones(3), lambda t: setattr(t, "__class__", Sub)),
     "parameter": (lambda: nn.Parameter(torch.ones(3)), lambda t: setattr(t, "__class__", torch.Tensor)),
 }
+
+
+@pytest.mark.skipif(stable.unchanged is None, reason="the C extension is not built")
+@pytest.mark.parametrize("free", [(0,), (1,), (0, 2), (0, 1, 2)])
+def test_a_memo_knows_sizes_that_vary_by_what_guards_know_of_them(free):
+    sizes, x = list(itertools.product((0, 1, 3, 4), (1, 2, 4), (2, 4))), torch.ones(3, 4, 2)
+    memo = stable.Memo(1, (), (), (), (0,), (), (), (), (TensorSpec.of(x, free).free_dims,))
+    assert memo.record(x) and memo(x) == ()
+    for t in (t for size in sizes for t in (torch.ones(size), torch.ones(size[::-1]).permute(2, 1, 0), torch.ones(*size, 2)[..., 0])):
+        fits = all(n > 1 if d in free else n == x.shape[d] for d, n in enumerate(t.shape)) and t.is_contiguous()
+        assert (memo(t) is not None) == fits, (t.shape, t.stride())
+    for t in (x[0], x.double(), x.clone().requires_grad_(), nn.Parameter(x), x.to("meta"), x.unsqueeze(0)):
+        assert memo(t) is None
+
+
+def test_strides_that_do_not_follow_from_sizes_are_no_matter_of_a_memo():
+    image = torch.ones(4, 3, 2, 5).to(memory_format=torch.channels_last)
+    for t, steps in ((image, ()), (torch.ones(4, 3).t(), ()), (torch.ones(4, 6)[:, :3], (0,))):
+        assert TensorSpec.of(t, (0,), steps).free_dims == 0
+
+
+def test_a_sequence_that_grows_is_no_reason_to_check_all_again(monkeypatch):
+    checked, real = [], codegen.refresh
+
+    @marks.passed_over
+    def counted(memo, full, arguments):
+        checked.append(full.__name__)
+        return real(memo, full, arguments)
+    monkeypatch.setattr(codegen, "refresh", counted)
+    f = minicompile.compile(lambda x, y: torch.cat([x, y]) * x.shape[0], backend="eager")
+    for n in range(3, 40):
+        if n == 8:
+            checked.clear()
+        x, y = torch.ones(n, 4), torch.ones(1, 4)
+        assert torch.equal(f(x, y), torch.cat([x, y]) * n)
+    assert not checked or stable.unchanged is None
+    assert torch.equal(f(torch.ones(4, 4).t(), y), torch.ones(5, 4) * 4) and torch.equal(f(torch.ones(1, 4), y), torch.ones(2, 4))
 
 
 @pytest.mark.skipif(stable.unchanged is None, reason="the C extension is not built")
