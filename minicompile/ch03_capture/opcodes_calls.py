@@ -29,11 +29,13 @@ from .wrap import as_python, guard_keys, realize, wrap
 # %% [markdown]
 # ## Calls and functions
 #
-# A call is spread over several instructions, which push what it needs. Here are two of them, the first in the second's arguments, and
-# their bytecode in Python 3.11:
+# A call is spread over several instructions, which push what it needs. Here are two of them, the first in the second's arguments:
 #
 #     def applied(f, x):
 #         return f(x.mean(1), factor=2)
+#
+# is, in Python 3.11,
+#
 #     PUSH_NULL
 #     LOAD_FAST f
 #     LOAD_FAST x
