@@ -138,13 +138,16 @@ def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -
 # ## What is only moved
 #
 # A copy, a transposition, a `cat`, a padding, a `where` compute nothing. Their half numbers need not become floats and be
-# rounded again, which takes up to ten times as long as to move them. `moved_as_bits` finds the stores of half numbers behind
-# which there is nothing but loads, choices and constants, and makes these values once more, of the dtype `BITS`. Nothing else
-# then asks for the floats, unless something computes with them as well. bfloat16 numbers that are read across rows and written
-# along them are better off as floats: g++ makes vectors of 16 lanes then, and not of 32, and a transposition takes two thirds
-# of the time.
+# rounded again, which takes up to ten times as long as to move them. Nor need those of `neg` and `abs`, which change one bit.
+# `moved_as_bits` finds the stores of half numbers behind which there is nothing but loads, choices, signs and constants, and makes
+# these values once more, of the dtype `BITS`. Nothing else then asks for the floats, unless something computes with them as well.
+# bfloat16 numbers that are read across rows and written along them are better off as floats: g++ makes vectors of 16 lanes then,
+# and not of 32, and a transposition takes two thirds of the time.
 
 # %%
+SIGN_BITS = {"neg": ("bitwise_xor", 0x8000), "abs": ("bitwise_and", 0x7fff)}
+
+
 def moved_as_bits(g: LinkedKernel) -> LinkedKernel:
     """The graph in which half numbers that are only moved are bits."""
     moves: dict[Value, set] = {}            # value -> the half types in which it may be moved
@@ -153,14 +156,14 @@ def moved_as_bits(g: LinkedKernel) -> LinkedKernel:
             moves[v] = {v.dtype}
         elif v.op == "constant" and v.dtype == torch.float32:
             moves[v] = set(HALVES)
-        elif v.op in ("to_dtype", "where") and v.dtype == torch.float32:
+        elif v.op in ("to_dtype", "where", *SIGN_BITS) and v.dtype == torch.float32:
             moves[v] = set(HALVES).intersection(*(moves.get(a, ()) for a in v.args[-2:]))
     moved: dict[Value, set] = {}            # value -> those in which it is
     for v in reversed(g.steps):
         if v.op == "store" and v.mode is None:
             half = g.kernel.buffers[v.buffer].dtype
             moved[v] = {half}.intersection(moves.get(v.value, ()))
-        for a in (v.value,) if v.op == "store" else v.args[-2:] if v.op in ("to_dtype", "where") else ():
+        for a in (v.value,) if v.op == "store" else v.args[-2:] if v.op in ("to_dtype", "where", *SIGN_BITS) else ():
             moved[a] = moved.get(a, set()) | moved.get(v, set())
     if not any(moved.values()):
         return g
@@ -180,6 +183,9 @@ def as_bits(g: LinkedKernel, value: Value, args: tuple, half: torch.dtype, moved
     """`value` as a number of `half` in memory. moved: the last two arguments so."""
     if value.op == "to_dtype":
         return moved[-1]
+    if value.op in SIGN_BITS:
+        op, bits = SIGN_BITS[value.op]
+        return g.make(op, (moved[-1], g.make("constant", (bits,), BITS)), BITS)
     if value.op == "constant":
         return g.make("constant", (torch.tensor(value.constant, dtype=half).view(torch.int16).item() & 0xffff,), BITS)
     return g.make(value.op, args if value.op == "load" else (args[0], *moved), BITS)

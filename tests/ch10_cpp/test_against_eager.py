@@ -85,7 +85,8 @@ def test_half_numbers_that_are_only_moved_stay_bits(dtype):
 
     def moves(x, mask, y):
         return (x.clone(), torch.cat([x, x[:3]]), F.pad(x, (1, 2), value=2.5), torch.where(mask, x, -1.5), x.flip(1),
-                torch.where(mask, x, y), torch.full_like(x, 2.1), x.t().contiguous())
+                torch.where(mask, x, y), torch.full_like(x, 2.1), x.t().contiguous(), -x, x.abs(), torch.where(mask, -x, y.abs()),
+                torch.cat([-x[:, 128:], x[:, :128]], 1))
 
     compiled, sources = compile_cpp(moves, every, mask, other)
     for ours, eager in zip(compiled(every, mask, other), moves(every, mask, other), strict=True):
