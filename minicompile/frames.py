@@ -425,10 +425,12 @@ def finite(value):
 
 # %% [markdown]
 # Code may be made anew as well. A program that calls `exec` for each batch has another code object each time, and nothing that is
-# compiled for one serves the next. So of code objects that are alike as many are compiled as a class may have versions.
+# compiled for one serves the next. So of code objects that are alike as many are compiled as a class may have versions. Of a program
+# that never makes the same code twice nothing is to be remembered, so the count begins anew before it grows large.
 
 # %%
 alike: Counter = Counter()                       # (file, numbers that tell code apart) -> how many code objects were compiled
+MOST_KINDS = 10_000
 
 
 def is_one_of_many(code) -> bool:
@@ -441,6 +443,8 @@ def is_one_of_many(code) -> bool:
                        "from now on it runs eagerly. Make the function once, and give it as arguments what differs.")
         return True
     known[is_one_of_many] = False
+    if len(alike) >= MOST_KINDS:
+        alike.clear()
     alike[kind] += 1
     return False
 

@@ -178,7 +178,7 @@ def notes_of(tx: Tracer, record: type):
 LIBRARY_ROOTS = (torch.__path__[0] + "/", inspect.__file__.rsplit("/", 1)[0] + "/", "<frozen", "<minicompile")
 
 
-@functools.cache
+@functools.lru_cache(1000)
 def is_library(filename: str) -> bool:
     """Whether a file belongs to torch or the standard library."""
     return filename.startswith(LIBRARY_ROOTS) and "site-packages" not in filename.replace(LIBRARY_ROOTS[0], "")
@@ -191,7 +191,7 @@ def line_of(frame) -> int:
 OUR_CHAPTERS = marks.__file__.removesuffix("marks.py") + "ch"        # chapters write some functions of PyTorch in Python
 
 
-@functools.cache
+@functools.lru_cache(1000)
 def is_users(filename: str) -> bool:
     return not is_library(filename) and not filename.startswith(OUR_CHAPTERS)
 

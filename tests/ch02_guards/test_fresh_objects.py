@@ -39,6 +39,7 @@ import minicompile
 from minicompile import frames
 from minicompile.ch02_guards.cache import MISSED, Entry, EntryCache, add_entry, drop_entries, search
 from minicompile.ch02_guards.guards import GuardSet
+from minicompile.ch03_capture import tracer
 
 # What the texts below name
 MODULES = (abc, array, collections, contextlib, copy, datetime, decimal, enum, fractions, functools, inspect, io, itertools, logging, np,
@@ -560,6 +561,16 @@ def made_by_exec(text="def made(x): return x * 2 + 1"):
     namespace = {}
     exec(text, namespace)
     return namespace["made"]
+
+
+def test_code_of_ever_other_kinds_is_not_remembered_for_ever(reset, monkeypatch):
+    monkeypatch.setattr(frames, "MOST_KINDS", 10)
+    for n in range(40):
+        function = compile(f"def made(x): return x * {n} + 1", f"<cell {n}>", "exec")
+        exec(function, namespace := {})
+        assert minicompile.compile(namespace["made"], backend="eager")(torch.ones(2)).tolist() == [n + 1.0] * 2
+    assert len(frames.alike) <= 10
+    assert tracer.is_users.cache_info().maxsize and tracer.is_library.cache_info().maxsize
 
 
 def test_code_that_is_made_anew_is_not_compiled_for_ever(reset):
