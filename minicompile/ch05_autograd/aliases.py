@@ -135,9 +135,16 @@ def append_call(b: GraphBuilder, target, args=(), kwargs=None, val=None) -> fx.N
     return copy_provenance(node, b.current) if b.current is not None else node
 
 
+def append_form(b: GraphBuilder, target, args=(), kwargs=None) -> fx.Node:
+    """Append a view or a copy that nobody has asked for. It may show a gradient that others lead to than to `current`."""
+    node = append_call(b, target, args, kwargs)
+    node.meta.pop("tangents", None)
+    return node
+
+
 def emit_step(b: GraphBuilder, base: fx.Node, step: Step) -> fx.Node:
-    node = append_call(b, step.target, (base, *step.args), step.kwargs)
-    return node if step.index is None else append_call(b, operator.getitem, (node, step.index))
+    node = append_form(b, step.target, (base, *step.args), step.kwargs)
+    return node if step.index is None else append_form(b, operator.getitem, (node, step.index))
 
 
 # %% [markdown]
@@ -158,7 +165,7 @@ def read(b: GraphBuilder, alias: Alias) -> fx.Node:
         else:
             base = read(b, alias.parent)
             if looks_otherwise(alias.step.target, base, alias.parent.fake):
-                base = append_call(b, aten.clone.default, (base,), {"memory_format": torch.contiguous_format})     # its gaps are closed
+                base = append_form(b, aten.clone.default, (base,), {"memory_format": torch.contiguous_format})     # its gaps are closed
             elif alias.step.target is aten.as_strided.default:
                 base = as_it_lies(b, base, alias)
             alias.node = emit_step(b, base, alias.step)
@@ -227,7 +234,7 @@ def as_it_lies(b: GraphBuilder, base: fx.Node, view: Alias) -> fx.Node:
         raise Unsupported("as_strided beyond the elements of a tensor that was written")
     base = restride(b, base, view.parent.fake)
     if len(view.step.args) > 2 and base.meta["val"].storage_offset() != 0:      # it begins at an offset, and the step counts from its start
-        base = append_call(b, aten.clone.default, (base,))
+        base = append_form(b, aten.clone.default, (base,))
     return base
 
 # %% [markdown]
@@ -255,9 +262,9 @@ def restride(b: GraphBuilder, node: fx.Node, target: torch.Tensor) -> fx.Node:
     if target.numel() == 0 or lies_as_well_as_can_be(node.meta["val"], target):
         return node
     order = memory_order(target.shape, target.stride())
-    permuted = append_call(b, aten.permute.default, (node, order))
-    copied = append_call(b, aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format})
-    return append_call(b, aten.permute.default, (copied, inverse(order)))
+    permuted = append_form(b, aten.permute.default, (node, order))
+    copied = append_form(b, aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format})
+    return append_form(b, aten.permute.default, (copied, inverse(order)))
 
 # %% [markdown]
 # ## Undoing a view

@@ -20,6 +20,7 @@
 # left of the question at run time it answers with zeros.
 
 # %%
+import operator
 from typing import Iterable
 
 import torch
@@ -44,18 +45,25 @@ def _behind(gm: fx.GraphModule) -> dict[fx.Node, set[int]]:
     """For each node that was recorded in a derivative the positions of the tangents that lead there; for a sum, those of its operands,
     too: the engine adds gradients between two derivatives."""
     behind = {node: {i} for i, node in enumerate(n for n in gm.graph.nodes if "tangent" in n.meta)}
+    shown = dict(behind)                # of forms as well
     for node in gm.graph.nodes:
         if "tangents" in node.meta:
             of_operands = node.all_input_nodes if node.target is aten.add.Tensor else ()
-            behind[node] = node.meta["tangents"].union(*(behind.get(a, ()) for a in of_operands))
+            behind[node] = shown[node] = node.meta["tangents"].union(*(shown.get(a, ()) for a in of_operands))
+        elif _is_form(node) and node.args[0] in shown:
+            shown[node] = shown[node.args[0]]
     return behind
+
+
+def _is_form(node: fx.Node) -> bool:
+    return node.target in (aten.clone.default, operator.getitem) or is_always_view(node.target)
 
 
 def _is_absent(node: fx.Node, absent: set[fx.Node], behind: set[int] | None, positions: set[int]) -> bool:
     """Is `node` part of a derivative that no tangent reaches when those at `positions` are None?"""
     reads = not absent.isdisjoint(node.all_input_nodes)
     if behind is None:
-        return reads and (node.target is aten.clone.default or is_always_view(node.target))
+        return reads and _is_form(node)
     if node.target is aten.add.Tensor and all(a in absent for a in node.args):
         return True
     return behind <= positions and (reads or _is_zeros(node))

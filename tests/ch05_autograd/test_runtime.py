@@ -1119,6 +1119,37 @@ def test_results_that_share_memory_get_a_gradient_by_a_write(part, write):
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("other", [lambda v, x: v + x, lambda v, x: v.add_(x)])
+@pytest.mark.parametrize("part", [lambda x: x.as_strided((2, 2), (1, 1)), lambda x: x.unfold(0, 2, 1), lambda x: x.view(2, 2).unbind()[1],
+                                  lambda x: x.split([1, 3])[1][[0, 0]], lambda x: x.expand(4, 3).as_strided((2, 2), (1, 1))])
+def test_a_gradient_that_is_written_part_by_part_is_there_without_the_others(part, other):
+    """The engine adds up the gradient of overlapping elements in place. What shows the sum was put in where it meets the gradient
+    of the other result, and was left out with that."""
+    minicompile.reset()
+
+    def f(x, v):
+        whole = other(v, x)
+        return part(x) * 2, whole
+    results = []
+    for run in (f, minicompile.compile(f, backend="aot_eager")):
+        x = torch.arange(1.0, 5).view(4, 1).requires_grad_()
+        results.append([torch.autograd.grad(run(x, x.sum().expand(4, 2) * 1)[i].square().sum(), x)[0] for i in (0, 1)])
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_a_graph_that_no_gradient_reaches_needs_nothing():
+    """What was saved of it may have been written: in eager nobody looks at it."""
+    def f(x):
+        y = x.sigmoid()
+        print(end="")
+        y.add_(x)
+        return x * 2
+    x = torch.ones(3, requires_grad=True)
+    y = minicompile.compile(f, backend="aot_eager")(x)
+    y.sum().backward()
+    assert x.grad.tolist() == [2, 2, 2]
+
+
 def test_a_tensor_that_is_written_and_then_changes_its_shape():
     def f(x):
         y = x * 2
