@@ -341,3 +341,32 @@ def test_a_disturbed_probability_is_one():
             assert torch.nn.functional.binary_cross_entropy(x.sigmoid(), (x * 0.5).sigmoid()).isfinite()
             with pytest.raises(RuntimeError, match="between 0 and 1"):
                 torch.nn.functional.binary_cross_entropy(x, x.sigmoid())
+
+
+def test_what_a_checkpoint_makes_of_a_write_to_its_inputs_is_not_compared():
+    """It runs again with what was written, unnoticed. The gradient of before, or the error that eager has without it, is right as well."""
+    code = compile("import torch\nimport torch.utils.checkpoint\ndef drive(compile_, call):\n"
+                   "    call(compile_(entry), torch.linspace(1, 2, 5, requires_grad=True), torch.ones(5))\n"
+                   "def entry(x, b):\n    y = torch.utils.checkpoint.checkpoint(lambda x: x * b, x, use_reentrant=False)\n"
+                   "    b.mul_(3)\n    return y", "<planted>", "exec")
+    for factor, right in ((1.0, True), (1 + 1e-7, True), (1.01, False)):
+        def other(x, b):
+            return torch.Tensor.mul(x, b.clone() * factor).clone(), b.mul_(3)
+        shot = compare.execute(code, lambda f: lambda x, b: other(x, b)[0], words=False)[1]
+        assert compare.agrees_without_checkpoints(code, shot, 1, False) is right
+    refused = compare.execute(code, lambda f: lambda x, b: ((x * b), b.mul_(3))[0], words=False)[1]
+    assert refused[0].startswith("backward raised") and compare.agrees_without_checkpoints(code, refused, 1, False)
+
+
+def test_an_error_of_ours_passes_only_where_eager_has_one():
+    """Both refuse a second derivative with an input that was written since."""
+    def raises(error):
+        def run(x):
+            raise error
+        return run
+    ours = compare.minicompile.MinicompileError("It was differentiated twice, and one of its inputs was modified in place since")
+    text = "import torch\ndef drive(compile_, call):\n    call(compile_(entry), torch.ones(3))\ndef entry(x):\n    "
+    for entry, passes in (("raise RuntimeError('modified by an inplace operation')", True), ("return x", False)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compare.minicompile, "compile", lambda f, **kwargs: raises(ours))
+            assert (compare.check(text + entry, "cpp") is None) is passes

@@ -70,7 +70,10 @@ shift = torch.linspace(0, 1, 3).double()
 #   eager differentiates with what it wrote over a saved value;
 # - random numbers under a checkpoint where tangents are a batch: eager refuses these (`program`);
 # - a write to what an earlier call has returned, of which a graph may save, and differentiate, more than eager: calls get copies;
-# - transposed memory: in which order a derivative of a derivative lies is for the order of the engine's sums to say.
+# - transposed memory: in which order a derivative of a derivative lies is for the order of the engine's sums to say, and of a batch of
+#   them for the operators that the batch came through (`program`);
+# - derivatives of results after others have freed their history, and writes to what the function before has saved: the engine walks
+#   through the history of all inputs of a graph.
 #
 # {m}: a matrix of one row for each of x; {w}: of three rows; {r}: a row
 MATRICES = ["{m}.sin()", "{m} * {m}", "{m} + {r}", "{m} @ {w}", "{m} * {r}", "torch.tanh({m})", "{m}.exp() * 0.1", "{m}.softmax(1)",
@@ -105,7 +108,7 @@ def derive(f, x, w, b):
 def derive(f, x, w, b):
     y = f({x}, w * 1, b * 1)
     g, = grad(total(y), x, create_graph=True)
-    z = f(g.tanh(), w * 1, b * 1)
+    z = f(g.tanh() * 1, w * 1, b * 1)
     h = grad(total(z) + total(y), {wanted}, create_graph=True, allow_unused=True, retain_graph=True)
     {between}
     return h, g
@@ -154,7 +157,7 @@ def derive(f, x, w, b):
         slopes = grad(total(y), weights, create_graph=True, allow_unused=True)
         weights = [p if s is None else p - 0.1 * s.tanh() for p, s in zip(weights, slopes)]
     {between}
-    return grad(total(weights), {wanted}, allow_unused=True), weights
+    return grad(total(weights), {wanted}, allow_unused=True, retain_graph=True), weights
 ''', '''
 def derive(f, x, w, b):
     y = f(x * 1, w, b)
@@ -219,7 +222,7 @@ def program(seed: int) -> str:
         lines = [line for line in lines if not re.search(r"_\(|^\w+\[.*\] = |^KEPT", line)]
     text = "".join(f"    {line}\n" for line in lines)
     if "batched" in around or "vectorize=True" in around:
-        text = text.replace("F.dropout(a, 0.4)", "a.cos()")
+        text = re.sub(r"= (\w+)\.t\(\)\n", r"= \1.flip(0)\n", text.replace("F.dropout(a, 0.4)", "a.cos()"))
     for number in range(rng.randint(3, 7)):
         which = rng.randrange(len(drivers))
         calls += f"    call(lambda *args: derive{which}(fast, *args), *inputs({number}, {rng.choice([3, 3, 3, 3, 4, 5])}))\n"
