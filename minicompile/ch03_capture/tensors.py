@@ -123,14 +123,17 @@ def fake_of(arg, tensors: list):
 #     mul: f32[3, 4] = mul(x, 3)
 
 # %%
+TAKEN_FOR_OTHERS = (numpy.bool_, numpy.complex64)       # for a float or a bool, and for its real part
+
+
 def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
     """Add a node for a call on values. target: a function, or the name of a method of the first argument."""
     kwargs = kwargs or {}
     if target in TAKES_SIZES:
         args = [args[0], *map(as_number, args[1:])]
     updated = updates(UPDATES[target], args, kwargs) if target in UPDATES else ()
-    if any(type(a) is Const and type(a.value) is numpy.bool_ for a in (*args, *kwargs.values())):
-        unsupported(tx, "a NumPy truth value, which PyTorch takes for a float or for a bool, as it comes")
+    if any(type(a) is Const and type(a.value) in TAKEN_FOR_OTHERS for a in (*args, *kwargs.values())):
+        unsupported(tx, "a NumPy truth value or complex number, which PyTorch takes for a number of another kind")
     fx_args = tuple(to_arg(tx, a) for a in args)
     fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
     if target is operator.pow and type(fx_args[0]) in (int, float) and fx_args[0] < 0:

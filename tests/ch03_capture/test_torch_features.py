@@ -3039,6 +3039,23 @@ def numbers_of_numpy_as_data():
     return f, (rand(3),)
 
 
+@feature(graphs=None)
+def complex_numbers_of_numpy():
+    def f(x):
+        return x * numpy.complex64(1 + 2j), x * numpy.complex128(1 + 2j), torch.tensor(numpy.complex64(1j))
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def round_of_a_tensor():
+    def f(x):
+        try:
+            return round(x), round(x, 2)
+        except TypeError as error:                 # a tensor has no `__round__`
+            return x * 2, str(error)
+    return f, (rand(3),)
+
+
 @feature
 def versions_and_loggers():
     import logging

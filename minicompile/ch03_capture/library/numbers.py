@@ -62,8 +62,6 @@ def absolute(tx, value):
 
 @handles(round)
 def rounded(tx, value, digits=None):
-    if type(value) is TensorVal:
-        return emit(tx, torch.round, [value], {} if digits is None else {"decimals": digits})
     more = [] if digits in (None, NONE) else [digits]
     if type(value) is SymVal and not more:
         return whole_number(tx, round, value)
@@ -72,7 +70,7 @@ def rounded(tx, value, digits=None):
             return emit_float(tx, "round", [value, digits])
     if more and type(digits) is Const and value.cls is float and (made := later(tx, float, round, [value, digits])) is not None:
         return made
-    return special(tx, value, "__round__", *more) or fold(tx, round, [value, *more])
+    return special(tx, value, "__round__", *more) or fold(tx, round, [value, *more], reason=f"round() of {describe(value)}")
 
 
 def power(tx, base, exp, mod=NONE):
