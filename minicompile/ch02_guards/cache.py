@@ -128,9 +128,9 @@ def note_hit(cache: EntryCache, who, entry: Entry) -> None:
 
 
 def note_miss(cache: EntryCache) -> None:
-    """The head has missed. From the eighth time on it is asked like the others, if it has a question."""
+    """The head has missed. From the eighth time on it is asked like the others."""
     cache.passed += 1
-    if cache.passed >= 8 and cache.entries and cache.entries[0].question is not None:
+    if cache.passed >= 8 and cache.entries:
         cache.entries[0].next[0] = missed
         cache.publish(lambda *args: search(cache, args, 0))
 
