@@ -630,7 +630,7 @@ for guard in varying.captured[-1].guards:
 #
 # The versions form a chain. An *entry* is one version: a function that checks its guards and runs its graph, or returns
 # `MISSED` if a guard fails. The first entry is called directly. If its guards fail, `search` tries the others, and
-# at last calls the *tail*, which calls the compiler. It begins with the one that served the same first argument last
+# at last calls the *tail*, which calls the compiler. It begins with those that have served the same first argument
 # (`order_of_search`), since the blocks of a model share the code of their class, but often not the version. An entry that was
 # asked in vain before is first asked for the guards that failed then, its `question`: usually they fail again.
 #

@@ -17,9 +17,9 @@
 # eight calls, it is no better than the others, and is asked like them (`note_miss`), until one entry serves two calls again.
 #
 # The blocks of a model share the code of their class, and where each is compiled by itself and has numbers of its own, each has its own
-# entries: a hundred blocks would ask a hundred entries each. But a block that comes again is mostly served by the entry that served it
-# last. So `latest` knows that entry for the first argument of the call. It is only a guess, since the entry checks its guards as always;
-# the address of the argument is therefore enough to find it.
+# entries: a hundred blocks would ask a hundred entries each. But a block that comes again is mostly served by one of the entries that
+# have served it. So `latest` knows those for the first argument of the call, the last eight. They are only guesses, since an entry checks
+# its guards as always; the address of the argument is therefore enough to find them.
 
 # %%
 import functools
@@ -69,7 +69,7 @@ class EntryCache:
     candidate: Entry | None = None                       # served the last call that the head missed
     passed: int = 0                                      # calls that the head has missed since the chain was linked
     gone: list = field(default_factory=list)             # (model, kind) of entries that lived too short to be worth their making
-    latest: dict = field(default_factory=dict)           # id(first argument) -> the entry that `search` found for it
+    latest: dict = field(default_factory=dict)           # id(first argument) -> the entries that `search` found for it
 
 
 # %% tags=["exercise:cache-bug"]
@@ -87,7 +87,7 @@ def link_entries(cache: EntryCache) -> None:
 
 # %% [markdown]
 # An entry that is not the head answers a miss with `MISSED`, and `search` goes on to the next. The hook calls `search` for the head's
-# `next`, or, where the head is nothing special any more, instead of it. The guess may have become the head meanwhile, whose miss would
+# `next`, or, where the head is nothing special any more, instead of it. A guess may have become the head meanwhile, whose miss would
 # end here again; its `next` tells.
 
 # %%
@@ -109,16 +109,17 @@ def search(cache: EntryCache, args, first: int = 1):
 
 
 def order_of_search(cache: EntryCache, who, first: int) -> list[Entry]:
-    """The entry that served that first argument last, and those from `first` on."""
-    guess, others = cache.latest.get(who), cache.entries[first:]
-    return others if guess is None or guess.next[0] is not missed else [guess, *others]
+    """The entries that served that first argument, the last one first, and then those from `first` on."""
+    return [*(entry for entry in cache.latest.get(who, ()) if entry.next[0] is missed), *cache.entries[first:]]
 
 
 def note_hit(cache: EntryCache, who, entry: Entry) -> None:
     """An entry has served a call that the head missed: at the second in succession it becomes the head."""
     if len(cache.latest) >= 1000:
         cache.latest.clear()
-    cache.latest[who] = entry
+    served = cache.latest.setdefault(who, [])
+    if entry not in served[:1]:
+        served[:] = [entry, *(other for other in served[:7] if other is not entry)]
     if cache.candidate is entry and entry in cache.entries:
         cache.entries.remove(entry)
         cache.entries.insert(0, entry)

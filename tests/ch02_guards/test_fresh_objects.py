@@ -536,25 +536,25 @@ def test_many_blocks_that_are_compiled_each(reset):
     assert len(graphs) == 100
 
 
-def test_search_begins_with_the_version_that_served_that_argument_last():
-    asked, objects = [], [object() for _ in range(20)]
+def test_search_begins_with_the_versions_that_served_that_argument():
+    """Twenty blocks with three versions each, for three phases that follow each other, and all blocks in each phase."""
+    asked, blocks, phases = [], [object() for _ in range(20)], range(3)
 
     def entry_for(wanted):
-        def function(function, argument):
+        def function(function, block, phase):
             asked.append(wanted)
-            return wanted if argument is wanted else MISSED
+            return wanted if (block, phase) == wanted else MISSED
         return Entry(function, [None], GuardSet())
     versions = EntryCache("", lambda *args: "none", lambda head: None)
-    for wanted in objects:
-        add_entry(versions, entry_for(wanted))
-    for wanted in objects:
-        assert search(versions, (None, wanted), 0) is wanted
-    asked.clear()
-    for wanted in objects:
-        assert search(versions, (None, wanted), 0) is wanted
-    assert asked == objects
+    calls = [(block, phase) for phase in phases for block in blocks]
+    for call in calls:
+        add_entry(versions, entry_for(call))
+    for _ in range(2):
+        asked.clear()
+        assert [search(versions, (None, *call), 0) for call in calls] == calls
+    assert len(asked) <= 3 * len(calls)                       # at most the three versions of a block
     drop_entries(versions, list(versions.entries))
-    assert search(versions, (None, objects[0]), 0) == "none"
+    assert search(versions, (None, *calls[0]), 0) == "none"
 
 
 def made_by_exec(text="def made(x): return x * 2 + 1"):
