@@ -40,7 +40,7 @@ from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource
 from ..ch08_fusion.values import LinkedKernel, link
 from ..errors import Unsupported
 from . import heuristics, reductions
-from .ops import OPS, constant_tile, convert, pointer_type, triton_type
+from .ops import OPS, constant_tile, convert, convert_computed, pointer_type, triton_type
 from .passes import CHOOSE, narrow_positions, schedule_passes, with_online_softmax
 from .rules.prelude import prelude_for
 from .tiling import COLUMNS, Axis, Indexer, choose_axes, column_block, contiguous_var, divides, fits_int32, rows_and_columns, visits
@@ -265,7 +265,8 @@ def print_value(p: Printer, value: Value):
         p.indexer.names[args[1]] = name
         text = f"{value_text(p, args[0])}.to({p.indexer.index_type})"
     elif op == "to_dtype":
-        text = convert(value_text(p, args[0]), args[0].dtype, dtype)
+        signed = dtype.is_floating_point and args[0].dtype in SIGNED and of_truths(args[0])
+        text = convert_computed(value_text(p, args[0]), dtype) if signed else convert(value_text(p, args[0]), args[0].dtype, dtype)
     elif op == "round_to":
         text = f"{value_text(p, args[0])}.to({triton_type(args[1])}).to({triton_type(dtype)})"
     elif op == "bitcast":
@@ -281,6 +282,26 @@ def print_value(p: Printer, value: Value):
         p.names[value] = text
     else:
         p.say(f"{name} = {text}", value.loop)
+
+
+# %% [markdown]
+# `of_truths` finds the integers for which a conversion takes more care (`convert_computed`).
+
+# %%
+SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def of_truths(value: Value) -> bool:
+    """Whether an integer is computed from truth values, by nothing but integers."""
+    seen, waiting = {value}, [value]
+    while waiting:
+        found = waiting.pop()
+        if found.dtype == torch.bool:
+            return True
+        if found.op not in ("load", "index", "constant", "get", "reduce") and not found.dtype.is_floating_point:
+            waiting += [a for a in found.args if type(a) is Value and a not in seen]
+            seen.update(waiting)
+    return False
 
 
 # %% [markdown]

@@ -87,6 +87,11 @@ def form(name: str, **forms: str) -> None:
 #
 # A float becomes a small integer by way of a larger one: what does not fit wraps around, as it does in eager,
 # and is not clamped. float64 reaches the half types through float32.
+#
+# The LLVM of Triton 3.6 has a fault that `convert_computed` avoids. An integer that is 0 or -1 for a truth value, such as
+# `mask.int() - 1`, is the truth value itself to LLVM, with its one bit taken for the sign. Where it compares half numbers two at a time,
+# and the result becomes a bfloat16, the bit is converted without its sign, and -1 is 1. Later versions are right. So
+# an integer that is computed from truth values brings its sign along: where it is below 0, the float is minus its absolute value.
 
 # %%
 BY_WAY_OF = {torch.uint8: "tl.int64", torch.int8: "tl.int32", torch.int16: "tl.int32"}
@@ -103,3 +108,9 @@ def convert(x: str, source: torch.dtype, target: torch.dtype) -> str:
     if source == torch.float64 and target in (torch.float16, torch.bfloat16):
         return f"{x}.to(tl.float32).to({triton_type(target)})"
     return f"{x}.to({triton_type(target)})"
+
+
+def convert_computed(x: str, target: torch.dtype) -> str:
+    """Text of a signed integer `x` that was computed from truth values, converted to a float."""
+    number = f"{x}.to({triton_type(target)})"
+    return f"tl.where({x} < 0, 0 - tl.abs({number}), {number})"

@@ -288,3 +288,14 @@ def test_a_bound_that_is_nan(dtype):
     nan = float("nan")
     check(lambda x: (x.clamp(max=nan), x.clamp(min=nan), x.clamp(0, nan), torch.clamp_max(x, nan), torch.clamp_min(x, nan)),
           r(9, dtype=dtype))
+
+
+@pytest.mark.parametrize("source", [BF16, torch.float16, F32])
+@pytest.mark.parametrize("target", [BF16, torch.float16, F32])
+def test_truth_values_keep_their_signs_as_floats(source, target):
+    x = torch.randn(1 << 16, device="cuda").to(source)
+    check(lambda x: [torch.sign(x).to(target), torch.where(x < 0, -1, 0).to(target), ((x < 0).int() - 1).to(target),
+                     (-(x < 0).long()).to(target), torch.where(x < 0, -2 ** 31, 7).to(target)], x, rtol=0, atol=0)
+    leaf = x.clone().requires_grad_()
+    loss = minicompile.compile(lambda leaf: (leaf[::2] * 1.5).abs().to(target).sum())(leaf)
+    assert torch.equal(torch.autograd.grad(loss, leaf)[0][::2], (x[::2].sign() * 1.5).to(source))

@@ -9,6 +9,7 @@ import sys
 import types
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
@@ -120,9 +121,8 @@ def test_pool_compiles_for_a_gpu_that_is_not_here(tmp_path, monkeypatch):
         pool.process.kill()
 
 
-@pytest.mark.skipif(launch.interpreting(), reason="compiles for a GPU")
-def test_a_product_and_a_sum_are_two_roundings(monkeypatch):
-    """As in eager, where they are two operators: no fused multiply-add in the text for the GPU's assembler."""
+def ptx_of(monkeypatch, body, i, *buffers) -> str:
+    """The text for the GPU's assembler of a kernel from "in0" to "out0"."""
     import triton
     emitted, real = [], triton.compile
 
@@ -130,14 +130,36 @@ def test_a_product_and_a_sum_are_two_roundings(monkeypatch):
         emitted.append(real(*args, **kwargs))
         return emitted[-1]
     monkeypatch.setattr(triton, "compile", spy)
+    task = launch.make_task(emit_triton(kernel([body.loop((i,))], buffers, ["in0"], ["out0"], (i,))), 90, True)
+    launch.worker.compile_kernel(task)
+    return emitted[0].asm["ptx"]
+
+
+@pytest.mark.skipif(launch.interpreting(), reason="compiles for a GPU")
+def test_a_product_and_a_sum_are_two_roundings(monkeypatch):
+    """As in eager, where they are two operators: no fused multiply-add."""
     b, i = Body(), sym("i0", 1000)
     x = b.load("in0", i.expr)
     b.store("out0", i.expr, b.sub(b.mul(x, x), x))
-    buffers = [buffer("in0", (1000,)), buffer("out0", (1000,))]
-    task = launch.make_task(emit_triton(kernel([b.loop((i,))], buffers, ["in0"], ["out0"], (i,))), 90, True)
-    launch.worker.compile_kernel(task)
-    text = emitted[0].asm["ptx"]
+    text = ptx_of(monkeypatch, b, i, buffer("in0", (1000,)), buffer("out0", (1000,)))
     assert "mul.rn.f32" in text and "sub.rn.f32" in text and "fma" not in text
+
+
+@pytest.mark.skipif(launch.interpreting(), reason="compiles for a GPU")
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("what", ["sign", "truth minus one", "minus a truth", "chosen"])
+def test_a_truth_value_keeps_its_sign_as_a_bfloat16(monkeypatch, what, source):
+    """The LLVM of Triton 3.6 makes 1 of -1 where it converts such a number to a bfloat16 by itself."""
+    b, i, many = Body(), sym("i0", 1 << 20), (1 << 20,)
+    x = b.load("in0", i.expr, dtype=source)
+    negative, one, zero = b.lt(x, b.constant(0.0), dtype=torch.bool), b.constant(1, dtype=torch.int32), b.constant(0, dtype=torch.int32)
+    number = b.to_dtype(negative, dtype=torch.int32)
+    value = {"sign": lambda: b.sign(x), "truth minus one": lambda: b.to_dtype(b.sub(number, one), dtype=torch.float32),
+             "minus a truth": lambda: b.to_dtype(b.neg(number), dtype=torch.float32),
+             "chosen": lambda: b.to_dtype(b.where(negative, b.constant(-1, dtype=torch.int32), zero), dtype=torch.float32)}[what]()
+    b.store("out0", i.expr, value)
+    text = ptx_of(monkeypatch, b, i, buffer("in0", many, source), buffer("out0", many, torch.bfloat16))
+    assert "cvt.rn.bf16.s32" not in text and "st.global" in text
 
 
 def test_damaged_cache_file_is_removed(tmp_path, monkeypatch):

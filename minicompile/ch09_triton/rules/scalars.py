@@ -63,4 +63,6 @@ form("signbit", any="{0} < 0", float32="{0}.to(tl.int32, bitcast=True) < 0",
 
 @OPS.of("sign")
 def _sign_of(dtype, x):
-    return f"tl.where({x} > 0, 1, tl.where({x} < 0, -1, 0)).to({triton_type(dtype)})"       # of the shape of x, which may be none
+    """Of the shape of x, which may be none. Not as integers that become floats: see `convert_computed`."""
+    one, zero = ("1.0", "0.0") if dtype.is_floating_point else ("1", "0")
+    return f"tl.where({x} > 0, {one}, tl.where({x} < 0, -{one}, {zero})).to({triton_type(dtype)})"
