@@ -108,9 +108,11 @@ def search(cache: EntryCache, args, first: int = 1):
     return cache.tail(*args)
 
 
-def order_of_search(cache: EntryCache, who, first: int) -> list[Entry]:
-    """The entries that served that first argument, the last one first, and then those from `first` on."""
-    return [*(entry for entry in cache.latest.get(who, ()) if entry.next[0] is missed), *cache.entries[first:]]
+def order_of_search(cache: EntryCache, who, first: int):
+    """Yields the entries that served that first argument, the last one first, and then the others from `first` on."""
+    served = [entry for entry in cache.latest.get(who, ()) if entry.next[0] is missed]
+    yield from served
+    yield from (entry for entry in cache.entries[first:] if entry not in served)
 
 
 def note_hit(cache: EntryCache, who, entry: Entry) -> None:
@@ -155,7 +157,7 @@ def drop_entry(cache: EntryCache, entry: Entry) -> None:
 
 
 def drop_entries(cache: EntryCache, dropped: list[Entry]) -> None:
-    if dropped and any(entry in dropped for entry in cache.entries):
+    if any(entry in dropped for entry in cache.entries):
         cache.entries[:] = [entry for entry in cache.entries if entry not in dropped]
         cache.latest.clear()
         link_entries(cache)

@@ -198,15 +198,18 @@ for _function in (torch.tensor, torch.scalar_tensor):
 # numbers, and in a graph both are tuples.
 
 # %%
+def is_one_size(args) -> bool:
+    return len(args) == 1 and getattr(args[0], "cls", None) is torch.Size
+
+
 @method(TensorVal, "new")
 def new(tx, self, /, *args, **kwargs) -> AbstractValue:
-    sizes = len(args) == 1 and getattr(args[0], "cls", None) is torch.Size
-    return call_tensor_method(tx, self, "new_empty" if sizes else "new", args, kwargs)
+    return call_tensor_method(tx, self, "new_empty" if is_one_size(args) else "new", args, kwargs)
 
 
 def call_type_of_tensors(dtype, tx, /, *args) -> AbstractValue:
     named = {"dtype": const(dtype or torch.get_default_dtype()), "device": const(torch.device("cpu"))}
-    if len(args) == 1 and getattr(args[0], "cls", None) is torch.Size:
+    if is_one_size(args):
         return emit(tx, torch.empty, args, named)
     if len(args) == 1 and type(args[0]) in (ListVal, TupleVal) and args[0].cls in (list, tuple):
         return make_tensor(torch.tensor, tx, *args, **named)
