@@ -54,6 +54,19 @@ def test_a_page_shows_what_its_cells_print_and_return(folder, modules):
     assert "said" in "".join(page.blocks) and "42" in "".join(page.blocks)
 
 
+def test_a_long_line_goes_on_below_itself_further_in_than_it_begins():
+    text = highlight.numbered(highlight.lines_of('def f():\n    """A.\n        B < 1"""\n\n    return 2'), 7)
+    assert re.findall("<i([^>]*)>", text) == [" id=L7", " id=L8 style=--i:4", " id=L9 style=--i:8", " id=L10", " id=L11 style=--i:4"]
+    assert "  B &lt; 1" in text and "mc-lines" in text and "mc-lines" in highlight.plain("x")
+
+
+def test_the_names_of_a_module_are_listed_by_section(modules):
+    text = code_pages.header(modules["minicompile.ch08_fusion.reference"])
+    said = re.sub("<[^>]*>", "", text.replace("<br>", "; "))
+    assert said.endswith("run_kernel, emit_reference, load_reference; What a kernel must obey: verify_kernel, verify_schedule")
+    assert 'href="#what-a-kernel-must-obey"' in text
+
+
 @pytest.mark.parametrize("target", ["ref:minicompile.driver.Countess", "chapter:77", "code:minicompile/no.py", "exercise:none",
                                     "code:minicompile/driver.py#L99999"])
 def test_an_unknown_target_is_a_finding_with_its_line(modules, target):
@@ -276,13 +289,13 @@ def test_the_answer_of_every_exercise_is_folded_away(modules):
     book.exercises = pages.read_exercises(modules, pathlib.Path(__file__).parent.parent)
     for module in modules.values():
         shown = "".join(code_pages.module_page(book, module)[0].blocks)
-        assert len(re.findall(r" id=L\d+>",
+        assert len(re.findall(r" id=L\d+[ >]",
                               shown)) == sum(len(c.source.splitlines()) for c in module.cells if c.kind == "code"), module.path
         for exercise in module.exercises:
             name = next(n for n in module.definitions if links.solution(book, module, n) == exercise)
             d, folded = module.definitions[name], re.search(rf"<details[^>]*><summary>[^<]*solves exercise "
                                                             rf"{exercise}</summary>(.*?)</details>", shown, re.S)
-            assert [int(n) for n in re.findall(r" id=L(\d+)>", folded[1])] == list(range(d.body, d.end + 1)), exercise
+            assert [int(n) for n in re.findall(r" id=L(\d+)[ >]", folded[1])] == list(range(d.body, d.end + 1)), exercise
     assert "<details>" in chapter_pages.fenced(book, "minicompile.ch08_fusion.fuse.score")
     assert "<details " in chapter_pages.source_of(book, "chapters/08_fusion", "minicompile.ch08_fusion.fuse.score")
 

@@ -1,7 +1,8 @@
 """python -m tools.site.browser [--all] [--axe FILE]: the finished site in headless Chromium, from file://.
 
 Every page has to load without a console error, an exception or a request to the outside. Search has to find, the stepper has to step, by
-mouse and by keyboard. On a phone no page is wider than the screen, and pictures stay readable. On paper nothing is cut off, and nothing
+mouse and by keyboard. On a phone no page and no line of code is wider than the screen, and pictures stay
+readable. On paper nothing is cut off, and nothing
 is dark, whatever the scheme. axe-core looks at the pages in both
 colour schemes (all kinds of pages; `--all`: every page). axe-core comes from
 the npm registry into .site/, or an older one from PyPI, and is not part of the project; `--axe` names a file instead.
@@ -173,6 +174,8 @@ def violations(browser: Browser, axe: str, rules: dict) -> list[str]:
 NARROW = """(() => {
   const found = [], width = document.documentElement.clientWidth
   if (document.documentElement.scrollWidth > width) found.push('the page is wider than the screen')
+  for (const code of document.querySelectorAll('.mc-lines'))
+    if (code.scrollWidth > code.clientWidth + 1) found.push(`a line of code is cut off: ${code.textContent.trim().slice(0, 40)}`)
   for (const svg of document.querySelectorAll('.md-content svg')) {
     const box = svg.viewBox.baseVal, about = svg.querySelector('title')?.textContent || svg.getAttribute('aria-label') || ''
     if (!about && !svg.closest('a, button, label, [aria-hidden=true]')) found.push('a picture has no text alternative')

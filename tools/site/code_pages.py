@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import html
+import re
 
 from . import cells, highlight, links, names
 from .page import Page
@@ -61,12 +62,24 @@ def shown(book: links.Book, module: names.Module, page: str, coloured: list[str]
 
 
 def header(module: names.Module) -> str:
-    """Where the module stands, and its names, which the search finds."""
-    listed = [f'<a href="#L{d.line}"><code>{html.escape(name)}</code></a>' for name, d in module.definitions.items()
-              if d.kind in ("function", "class") and not name.startswith("_")]
+    """Where the module stands, and its names by section, which the search finds. The table of contents gives its place to the code where
+    a window is narrow."""
+    listed = {d.line: f'<a href="#L{d.line}"><code>{html.escape(name)}</code></a>' for name, d in module.definitions.items()
+              if d.kind in ("function", "class") and not name.startswith("_")}
+    sections = [(c.line, c.source.split("\n")[0][3:].strip()) for c in module.cells if c.kind == "markdown" and c.source.startswith("## ")]
+    rows = []
+    for (first, title), last in zip([(0, ""), *sections], [*(line for line, _ in sections), 10 ** 9]):
+        inside = ", ".join(link for line, link in sorted(listed.items()) if first <= line < last)
+        heading = f'<a href="#{anchor(title)}">{html.escape(title.replace("`", ""))}</a>' if title else ""
+        rows += [": ".join(filter(None, (heading, inside)))] if heading or inside else []
     count = "1 name" if len(listed) == 1 else f"{len(listed)} names"
-    defines = f'<details class="mc-names"><summary>{count}</summary><p>{", ".join(listed)}</p></details>' if listed else ""
+    defines = f'<details class="mc-names"><summary>{count}</summary><p>{"<br>".join(rows)}</p></details>' if listed else ""
     return f'<p class="mc-path"><code>{module.path}</code></p>{defines}'
+
+
+def anchor(heading: str) -> str:
+    """What mkdocs calls a heading; `links.check_site` would find another."""
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 
 def targets(book: links.Book, module: names.Module) -> dict:

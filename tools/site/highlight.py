@@ -6,6 +6,7 @@ import builtins
 import html
 import io
 import keyword
+import re
 import token
 import tokenize
 
@@ -67,12 +68,18 @@ def part_of(source: str, first: int, last: int) -> list[str]:
 
 def numbered(lines: list[str], first: int, anchors: bool = True) -> str:
     """A code block with line numbers; each line is an anchor `L12`."""
-    body = "\n".join(f"<i id=L{n}>{line}</i>" if anchors else f"<i>{line}</i>" for n, line in enumerate(lines, first))
-    return f'<pre class="mc-code mc-numbered" tabindex="0" style="counter-reset:l {first - 1}"><code>{body}</code></pre>'
+    body = "\n".join(row(line, f" id=L{n}" if anchors else "") for n, line in enumerate(lines, first))
+    return f'<pre class="mc-code mc-lines mc-numbered" tabindex="0" style="counter-reset:l {first - 1}"><code>{body}</code></pre>'
 
 
 def plain(source: str, links: dict | None = None) -> str:
-    return f'<pre class="mc-code" tabindex="0"><code>{chr(10).join(lines_of(source, links))}</code></pre>'
+    return f'<pre class="mc-code mc-lines" tabindex="0"><code>{chr(10).join(map(row, lines_of(source, links)))}</code></pre>'
+
+
+def row(line: str, anchor: str = "") -> str:
+    """A line, which goes on below itself where the page is narrow, further in than it begins: `--i` is the number of spaces before it."""
+    spaces = len(re.match("(?:<[^>]*>)*( *)", line)[1])
+    return f"<i{anchor}{f' style=--i:{spaces}' if spaces else ''}>{line}</i>"
 
 
 def uses(tree: ast.AST, known: set) -> list:
