@@ -183,6 +183,8 @@ LEFT_OPEN = {                       # input, function, another right answer, a w
                                          "out ^ True", "out[:2]"),
     "the same of several at once": ("torch.linspace(float('nan'), 1.0, 64)", "torch.ops.aten.hardshrink_backward(x.isnan() * 2.0, x, 0.5)",
                                     "out + 2", "out + 1j"),
+    "the same of a zero through a logit": ("torch.full((64,), float('nan'))", "torch.ops.aten.logit_backward(x.isnan() * 0.0, x, 0.1)",
+                                           "out + float('nan')", "out + 1j"),
     "a cast of what is too large": ("torch.tensor([1e8, 2.0])", "(h := x.half()) - h + x.isfinite()", "out.nan_to_num(1.0)", "out + 1"),
     "a sum of what cancels": ("(y := torch.linspace(0.1, 3, 37), torch.cat([y, -y.roll(5)]))[1]", "x.sum() == 0", "out ^ True", "out * 1"),
 }

@@ -28,7 +28,8 @@ ACCUMULATES = {"index_put": "accumulate", "index_put_": "accumulate", "_index_pu
 BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}      # they write to the arguments 3 and 4; no schema says so
 SUMS = {torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.default, torch.ops.aten.mean.dim}
 UNITS = 2.0
-# Kernels that compare a number with two limits; of NaN they make zero where they take several numbers at once, and the gradient elsewhere
+# Kernels that compare a number with two limits; of NaN they make zero where they take several numbers at once, and the gradient
+# (that of logit is divided by NaN) elsewhere
 BETWEEN = {"hardtanh_backward", "hardshrink_backward", "softshrink_backward", "logit_backward"}
 HALF = torch.float16, torch.bfloat16
 
@@ -117,7 +118,8 @@ class Noise(TorchDispatchMode):
         for t, spec in zip(results, schema.returns * (len(results) if len(schema.returns) == 1 else 1)):
             if isinstance(t, torch.Tensor) and spec.alias_info is None:
                 if name in BETWEEN:
-                    t.copy_(torch.where(args[1].isnan(), torch.zeros_like(t) if self.seed % 2 else args[0], t))
+                    inside = torch.full_like(t, torch.nan) if name == "logit_backward" else args[0]
+                    t.copy_(torch.where(args[1].isnan(), torch.zeros_like(t) if self.seed % 2 else inside, t))
                 if self.seed % 2 and t.dtype is torch.float16 and (name == "_to_copy" or torch.Tag.pointwise in func.tags):
                     self.keep_finite_(t, args)
                 before = t.clone() if name == "_to_copy" else None
