@@ -2,10 +2,22 @@
 # # Without the frame hook
 #
 # Building `frame_hook.c` needs CPython's headers, and a system Python often comes without them. This module
-# has the same functions as the C extension, in Python, and can do one thing less: it never sees a frame by
-# itself. `run(context, f, ...)` binds the arguments of `f` and consults the same rules as the hook would for
-# the frame of `f`. So the function that was compiled is captured, with everything that capture inlines. What
-# it calls after a graph break, and the rest of the function after that break, run as they are.
+# has the same functions as the C extension, in Python, so the rest of the compiler need not know which of the two it has. It
+# can do one thing less: it never sees a frame by itself.
+#
+# The hook is called by CPython, for every frame. This module is called by one place only, `run(context, f, ...)`, which stands
+# behind each function that `minicompile.compile` has returned. That is enough to replace the call of `f`: `run` binds the
+# arguments of `f`, consults the same rules as the hook would for the frame of `f`, and calls the target in place of `f`. So the
+# function that was compiled is captured, with everything that capture inlines. But a compiled function that ends in a graph break (chapter
+# 4) *calls* what comes next: the instruction that cannot be in a graph, what that calls, and the rest of the function. These are ordinary
+# calls of Python, `run` does not stand behind them, and they run as they are.
+#
+# ## Rules
+#
+# What is known about a code object is kept in tables by the object's `id`. An `id` is used again once its object is gone, so a
+# weak reference removes the rows when the code dies (`forget_with_code`). `_rules` has the targets for each context, or None for
+# "skip"; `_records` has a dictionary per code, which `hook.py` uses for all that lives as long as the code. The region, whose context says
+# how functions are compiled at the moment, belongs to a thread.
 
 # %%
 import functools
@@ -105,7 +117,20 @@ def is_installed() -> bool:
 #
 # The hook in C sees every frame. Here only the call of the compiled function itself is seen, so it has to be found
 # out what frame that call would make. `python_function` peels off partials, bound methods, modules without hooks
-# and objects with a `__call__`, until a function with code is left.
+# and objects with a `__call__`, until a function with code is left. Take a module and a `partial` of it:
+#
+#     class Scaled(torch.nn.Module):
+#         def forward(self, x, factor=1.0):
+#             return x * factor
+#     doubled = functools.partial(Scaled(), factor=2.0)
+#
+# `doubled(x)` makes one frame of the program's, that of `forward`, whose first argument is the module. Step by step, with the
+# arguments that have been collected by then:
+#
+#     partial          (x)
+#     Scaled           (x, factor=2.0)
+#     method           (x, factor=2.0)
+#     Scaled.forward   (Scaled(), x, factor=2.0)
 
 # %%
 _HOOKS = (*HOOK_DICTS, "_compiled_call_impl")

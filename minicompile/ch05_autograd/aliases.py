@@ -9,7 +9,20 @@
 # through an alias computes the new contents of the memory, by undoing the view steps one after the other: a
 # `select` is undone by `select_scatter`, a `transpose` by a `transpose`.
 #
-# The real thing does this below the Python level, with one functional wrapper tensor per tensor, while it
+# `x.t()[0].mul_(2)`, followed by `return x + 1`, writes to the first column of `x`. Forwards along the steps to read, then backwards to
+# write:
+#
+#     x: f32[2, 3] = input
+#     t_default: f32[3, 2] = aten.t.default(x)
+#     select_int: f32[2] = aten.select.int(t_default, 0, 0)
+#     mul_tensor: f32[2] = aten.mul.Tensor(select_int, 2)
+#     select_scatter_default: f32[3, 2] = aten.select_scatter.default(t_default, mul_tensor, 0, 0)
+#     t_default_1: f32[2, 3] = aten.t.default(select_scatter_default)
+#     add_tensor: f32[2, 3] = aten.add.Tensor(t_default_1, 1)
+#
+# `t_default_1` is the new `value` of the memory of `x`, and `x + 1`, whose alias has no steps, reads just that.
+#
+# torch.compile does this below the Python level, with one functional wrapper tensor per tensor, while it
 # traces. A pass over a recorded graph is shorter, and the graph before it can still be printed.
 
 # %%

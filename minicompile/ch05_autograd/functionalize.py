@@ -4,20 +4,33 @@
 # A compiler reasons about *values*: this node reads that one, so it runs after it; nobody reads this one,
 # so it can go. In-place operations break that reasoning. In
 #
-#     v = x[0]          # a view
-#     x.add_(1)         # changes x ... and v
-#     return v * 2
+#     def stale(x):
+#         row = x[0]
+#         x.add_(1)
+#         return row * 2
 #
-# `v * 2` depends on `x.add_(1)` although no argument says so. Functionalization rewrites a graph so that
-# every dependency is an argument:
+# `row` is a view, so the write changes it, and `row * 2` depends on `x.add_(1)` although no argument says so. As it was recorded:
 #
-#     x1 = x + 1
-#     v1 = x1[0]        # the view, taken again
-#     return v1 * 2
+#     x: f32[2, 3] = input
+#     select_int: f32[3] = aten.select.int(x, 0, 0)
+#     add__tensor: f32[2, 3] = aten.add_.Tensor(x, 1)
+#     mul_tensor: f32[3] = aten.mul.Tensor(select_int, 2)
+#     return (mul_tensor,)
 #
-# Nothing is written any more, except that an input which the program changes is copied into at the very
-# end. In-place operators were a way to save memory; the memory planner of a later chapter gives the saving
-# back, for every operator, where it is legal.
+# By its arguments, the second and the third line could change places, or the second could be dropped, since nobody reads its result.
+# Functionalization rewrites a graph so that every dependency is an argument:
+#
+#     x: f32[2, 3] = input
+#     select_int: f32[3] = aten.select.int(x, 0, 0)
+#     add_tensor: f32[2, 3] = aten.add.Tensor(x, 1)
+#     select_int_1: f32[3] = aten.select.int(add_tensor, 0, 0)
+#     mul_tensor: f32[3] = aten.mul.Tensor(select_int_1, 2)
+#     copy__default: f32[2, 3] = aten.copy_.default(x, add_tensor)
+#     return (mul_tensor,)
+#
+# The view is taken again, of the new contents, and the old one is read by nobody (`cleanup.py` drops it). Nothing is written any more,
+# except that an input which the program changes is copied into at the very end. In-place operators were a way to save memory; the memory
+# planner of chapter 8 gives the saving back, for every operator, where it is legal.
 #
 # What each tensor of the old program holds at a point is kept by `aliases.py`; this module goes from node to
 # node.

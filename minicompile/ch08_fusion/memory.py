@@ -183,6 +183,19 @@ class MemoryPlan:
 # saves an allocation, but it means that this memory was kept in between, so it is taken only where the peak
 # does not rise. If neither, the value is allocated. Behind the step everything that died is freed, and
 # memory that nobody has taken over goes into the pool.
+#
+# The plan for `torch.relu(torch.relu(x @ w) @ w) @ w`, where all matrices are of one size. A product cannot be computed in place, since it
+# reads its operands many times; a relu can:
+#
+#     x @ w                  buf0: allocated
+#     relu                   buf1: takes over buf0
+#     buf1 @ w               buf2: allocated
+#     relu                   buf3: takes over buf2
+#     buf3 @ w               buf4: takes over buf1
+#     bytes of one matrix: 65536, peak: 131072
+#
+# The third product finds memory that died in the step of the second one. So five values live in two pieces of memory. Fewer would not do:
+# while a product runs, its operand and its result are both alive.
 
 # %%
 def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = True) -> MemoryPlan:

@@ -1,9 +1,11 @@
 # %% [markdown]
 # # Kernels, executed
 #
-# A kernel means: run its loops one after the other, each over all its elements. Whatever a code generator
-# does with registers, tiles and threads must give the same numbers. Local buffers get memory here, like any
-# other.
+# Fusion has put loops into one kernel, and chapters 9 and 10 will make text of it. If a number is wrong in the end, which of the
+# two was it? This module answers without them. A kernel *means*: run its loops one after the other, each over all its elements.
+# Whatever a code generator does with registers, tiles and threads must give the same numbers. Here kernels are run
+# just so, with the interpreter of loops that chapter 7 has (`run_loop`), slowly. Local buffers, which a generator keeps
+# in registers, get memory here, like any other.
 
 # %%
 import torch
@@ -31,7 +33,8 @@ def run_kernel(kernel: Kernel, tensors: dict[str, torch.Tensor], sizes: dict[str
 # %% [markdown]
 # The same as a backend: `emit_reference` is a code generator whose "code" is a description, and
 # `load_reference` turns it into callables. With it, fusion, memory planning and host programs are tested
-# without a compiler in sight.
+# without a compiler in sight; it is the rung `loops` of the ladder. (The description of the running example's kernel stands on the
+# first page of this chapter.)
 
 # %%
 def emit_reference(kernel: Kernel) -> KernelSource:
@@ -66,6 +69,13 @@ def load_reference(sources: list[KernelSource]) -> list:
 # Of a kernel: its loops run over its own variables, what one loop reads of another is at the index at which it was
 # written, and each store is either local or an output. Of a schedule: nothing is read before it is written, or
 # after it was freed.
+#
+# What is said when a rule is broken: by the kernel of `x - x.mean(1, keepdim=True)` with its two loops in the other order, by the same
+# kernel with its result declared local as well, and by a schedule of two matrix products that drops `w` after the first:
+#
+#     loop1, load2: buf0 is not written yet
+#     buf1 is both local and an output
+#     extern2 reads w after it was dropped
 
 # %%
 def verify_kernel(kernel: Kernel) -> None:
@@ -84,7 +94,9 @@ def verify_kernel(kernel: Kernel) -> None:
             known_output = a.buffer in kernel.local or a.buffer in kernel.outputs
             assert known_output, f"{a.buffer} is neither local nor output"
             written[a.buffer] = a.index if a.mode is None and a.mask is None else None
-    assert kernel.local <= set(written) and not kernel.local & set(kernel.outputs)
+    for name in kernel.local:
+        assert name in written, f"{name} is local and never written"
+        assert name not in kernel.outputs, f"{name} is both local and an output"
 
 
 def verify_schedule(schedule: Schedule) -> None:

@@ -189,8 +189,17 @@ def start_workers() -> None:
 # %% [markdown]
 # ## Compiled kernels on disk
 #
-# The key leaves out what does not change the binary: comments and the kernel's name. So twelve equal
-# layers, on twelve lines of the user's file, share one binary.
+# What a worker is told is a *task*, a dictionary of plain values, since it goes through a pipe. Its `key` is also the name of the file that
+# the worker writes and this process reads. The key leaves out what does not change the binary: comments and the kernel's name. So
+# twelve equal layers, on twelve lines of the user's file, share one binary. For `torch.relu(x) + 1` on 1000 numbers, the parts that
+# are not text, and what the key says of a kernel that is the same but for its name, and of one with other blocks:
+#
+#     signature     {'in0': '*fp32', 'out0': '*fp32'}
+#     constants     {'XBLOCK': 128}
+#     num_warps     2
+#     aligned       ['in0', 'out0']
+#     another name: the same key
+#     another XBLOCK: another key
 
 # %%
 def make_task(source: KernelSource, arch: int, aligned: bool) -> dict:
@@ -327,6 +336,22 @@ def finish(source: KernelSource, device: int, aligned: bool, task: dict, wait: C
 # program of a piece, its parameters and the addresses of its tensors. All but the addresses is known beforehand, so a
 # table is a copy of `form` with the addresses in the columns that are theirs. Parameters and optimizer state stay where
 # they are; where gradients do as well, a table serves again, and `ListKernel` keeps the last few.
+#
+# A list that subtracts a tenth of each of four gradients from its parameter, of 1024, 100, 2048 and 300 numbers, with 128 numbers to a
+# program. `form`: the first program, the size, and *which* of the twelve tensors the piece reads and writes; then the table for tensors
+# that happen to lie at multiples of 4096; then `piece_of`, in which program 9 finds that it is the first one of piece 2:
+#
+#     0    1024      0      1      8
+#     8     100      2      3      9
+#     9    2048      4      5     10
+#     25    300      6      7     11
+#
+#     0    1024   4096   8192  36864
+#     8     100  12288  16384  40960
+#     9    2048  20480  24576  45056
+#     25    300  28672  32768  49152
+#
+#     0 0 0 0 0 0 0 0 1 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 3 3 3
 #
 # A CUDA graph that uses a known table shares it. One with other addresses (its inputs are copied into its pool) has a table of
 # its own, of `slots`: memory on the GPU and, pinned, of the host, both taken beforehand, outside of the pool. What is launched

@@ -1,8 +1,31 @@
 # %% [markdown]
 # # Loop nests as C++ text
 #
-# What the nests of all kernels are written with: scopes that know which values have a name, the text of a value, the
-# choice of the lane, the headers of loops and what their threads share.
+# A kernel's body is a graph of values, and C++ wants statements, each in the right loop. This module has what the nests of all kernels are
+# written with: scopes that know which values have a name, the text of a value, the choice of the *lane* (the variable of the innermost
+# loop, the one that becomes vectors), the headers of loops and what their threads share.
+#
+# The kernel of `(x - mean) * torch.rsqrt(variance + 1e-5)`, of 64 rows of 256 numbers with a mean and a variance for each row:
+#
+#     for (int64_t i0 = 0; i0 < 64; i0 += 1) {
+#       const float v2 = in1[i0];
+#       const float v4 = in2[i0];
+#       const float v5 = v4 + 9.99999975e-06f;
+#       const float v6 = (float)1 / __builtin_sqrtf(v5);
+#       #pragma omp simd
+#       for (int64_t lane = 0; lane < 256; lane += 1) {
+#         const int64_t i1 = lane;
+#         const float v1 = in0[256*i0 + i1];
+#         const float v3 = v1 - v2;
+#         const float v7 = v3 * v6;
+#         out0[256*i0 + i1] = v7;
+#       }
+#     }
+#
+# There are three scopes: the function, the loop over rows, the lane loop. The printer was asked for one thing, the store. That needs `v7`,
+# which needs `v3` and `v6`, and so on; each went into the outermost scope in which it can be computed. `v6`
+# depends on `i0` only, so the root and the division are done 64 times, not 16,384 times. The numbers in the names say in which order
+# they were made.
 
 # %%
 from dataclasses import dataclass, field
@@ -361,6 +384,15 @@ def convert_halves(e: Emitter, scope: Scope, accesses: list[Value], lane: Symbol
 # Each access votes: a variable that moves it by one element is worth its bytes, one that moves it further
 # costs them. Stores count double, since a strided store reads the cache line as well. Very short loops make
 # poor lanes, whatever their stride.
+#
+# In `x.t() + y`, of 512 by 256 numbers of four bytes, the two operands disagree. The votes of their loads, of the store, and the sum:
+#
+#     in0[512*i0 + i1]      i0   -4    i1   +4
+#     in1[i0 + 256*i1]      i0   +4    i1   -4
+#     out0[512*i0 + i1]     i0   -8    i1   +8
+#     all                   i0   -8    i1   +8
+#
+# So `i1` is the lane. (The operand that lost is read in tiles, `emit.py`.)
 
 # %%
 def vote(e: Emitter, variable: Symbol) -> float:
@@ -395,7 +427,12 @@ def best_lane(e: Emitter, candidates: tuple[Symbol, ...]) -> tuple[Symbol | None
 # Atomic instructions would make the sum depend on timing. But in such kernels some variable usually enters
 # the address directly: the column of the embedding table. Different columns never collide, so threads that
 # each own a range of columns need no atomics and give the same bits every time. Where no variable is direct,
-# the kernel runs on one thread.
+# the kernel runs on one thread. In the kernel that adds 512 rows of 64 numbers to rows of a table, the store is
+#
+#     out0[64*v8 + i1] = (float)(out0[64*v8 + i1] + v1);
+#
+# `v8`, the row, was loaded, and any two of the 512 may be equal. `i1` is direct: it counts to 64, all else moves the address in steps of
+# 64, so two columns never meet.
 
 # %%
 def is_direct(store: Value, variable: Symbol) -> bool:
