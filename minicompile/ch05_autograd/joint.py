@@ -55,6 +55,7 @@ aten = torch.ops.aten
 # - `Constant`: a Python value, or a size computed from the inputs' sizes;
 # - `Result(k)`: the k-th tensor that the compiled graph returns;
 # - `Input(i)`: that input, unchanged as an object;
+# - `Owner(k)`: the k-th of the detached tensors that several outputs are, or are views of, each with a recipe of its own;
 # - `ViewOf(of, steps, detach, no_grad, apart)`: view operators applied to one of these again. A view that is taken
 #   while gradients are off does not lead them back, and yet says that it requires them. `x.data` is detached and
 #   counts its versions apart from `x`, so that autograd does not hear of what the caller writes to it.
@@ -76,8 +77,13 @@ class Input:
 
 
 @dataclass
+class Owner:
+    index: int
+
+
+@dataclass
 class ViewOf:
-    of: Result | Input
+    of: Result | Input | Owner
     steps: list[Step]
     detach: bool
     no_grad: bool
@@ -96,6 +102,7 @@ class Joint:
     gradients: list[int]            # inputs that the gradients belong to (a gradient may be None)
     recipes: list                   # how to make each output
     places: dict[int, tuple[int, bool]]     # for each result an output that is it, or (True) a view of it with its history
+    owners: list = field(default_factory=list)          # how to make each tensor that is an `Owner`
     mutated: set[str] = field(default_factory=set)      # names of all placeholders that are written
     copied: list[int] = field(default_factory=list)     # the written inputs that the graph itself copies into
     hidden: list[int] = field(default_factory=list)     # of those, the ones written through `.data` only
@@ -185,47 +192,73 @@ def counted_apart(view, source) -> bool:
 
 
 # %% [markdown]
-# `plan_outputs` writes the recipes. `members` groups the outputs by the root whose memory they show. If an output
+# `OutputPlan` writes the recipes. `members` groups the outputs by the root whose memory they show. If an output
 # is the only one of its root, and the root is no input, nobody can see that it is a view, so it is an ordinary
 # result. Otherwise the root itself becomes a result (or is the input), and each output is a list of view steps
 # from it. `detach` and `no_grad` say with which history the steps are to be repeated. Combinations that no recipe
 # can reproduce are refused with a reason, and the graph runs operator by operator.
+#
+# To autograd a view belongs to one tensor, its `_base`, and what is written to one of them gives a history to both. A detached alias of the
+# root is such an *owner*, too: where several outputs belong to one, it is made once, and they are views of it.
 
 # %%
-def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
-                 position: dict[fx.Node, int]) -> tuple[list, list]:
-    """Recipes for the outputs, and the fakes of the results that they need. position: of each input, by its
-    placeholder."""
-    chains = [view_chain(recorder.node_of(o)) if isinstance(o, FakeTensor) else None for o in outputs]
-    members: dict[fx.Node, dict[int, Any]] = {}
-    for o, chain in zip(outputs, chains):
-        if chain is not None:
-            members.setdefault(chain[0], {})[id(o)] = o
-    sources = {root: entries[position[root]] if root in position else root.meta["val"] for root in members}
-    for root, views in members.items():
-        if sources[root].requires_grad and len(views) > 1 and root not in position and not any(o.requires_grad for o in views.values()):
-            sources[root] = sources[root].detach()                # nobody differentiates it, or can any more
-    results, index_of, recipes = [], {}, []
+def owner_of(o) -> FakeTensor:
+    return o if o._base is None else o._base
 
-    def result(fake) -> Result:
-        index_of.setdefault(id(fake), len(results))
-        if index_of[id(fake)] == len(results):
-            results.append(fake)
-        return Result(index_of[id(fake)])
 
-    for o, chain in zip(outputs, chains):
-        if chain is None:
-            recipes.append(Constant(expr_of(o)))
-            continue
-        root, steps = chain
-        source = sources[root]
+class OutputPlan:
+    """Recipes for the outputs of a recording (`recipe`), the fakes of the `results` and the recipes of the `owners` that they need.
+    position: of each input, by its placeholder."""
+
+    def __init__(self, recorder: Recorder, outputs: Sequence, entries: list, position: dict[fx.Node, int]):
+        self.recorder, self.position = recorder, position
+        self.results, self.owners, self.index_of = [], [], {}
+        self.members: dict[fx.Node, dict[int, Any]] = {}
+        self.owned: dict[int, set[int]] = {}
+        for o in outputs:
+            if isinstance(o, FakeTensor):
+                self.members.setdefault(self.chain(o)[0], {})[id(o)] = o
+                self.owned.setdefault(id(owner_of(o)), set()).add(id(o))
+        self.sources = {root: entries[position[root]] if root in position else root.meta["val"] for root in self.members}
+        for root, views in self.members.items():
+            source, apart = self.sources[root], not any(o.requires_grad for o in views.values())
+            if source.requires_grad and len(views) > 1 and root not in position and apart:
+                self.sources[root] = source.detach()                # nobody differentiates it, or can any more
+
+    def chain(self, o) -> tuple[fx.Node, list[Step]]:
+        return view_chain(self.recorder.node_of(o))
+
+    def result(self, fake) -> Result:
+        self.index_of.setdefault(id(fake), len(self.results))
+        if self.index_of[id(fake)] == len(self.results):
+            self.results.append(fake)
+        return Result(self.index_of[id(fake)])
+
+    def recipe(self, o):
+        if not isinstance(o, FakeTensor):
+            return Constant(expr_of(o))
+        (root, steps), owner = self.chain(o), owner_of(o)
+        source = self.sources[root]
+        if not o.requires_grad and owner is not source and owner is not source._base and len(self.owned[id(owner)]) > 1:
+            of, before = self.owner(owner)
+            return of if o is owner else ViewOf(of, steps[before:], False, False)
+        return self.from_source(o, root, steps)
+
+    def owner(self, owner) -> tuple[Owner, int]:
+        """A detached alias of the root, and how many steps lead to it."""
+        if id(owner) not in self.index_of:
+            self.index_of[id(owner)] = len(self.owners)
+            self.owners.append(self.from_source(owner, *self.chain(owner)))
+        return Owner(self.index_of[id(owner)]), len(self.chain(owner)[1])
+
+    def from_source(self, o, root: fx.Node, steps: list[Step]):
+        source, known = self.sources[root], root in self.position
         # Autograd remembers of what may not be written in place that it is one of several views that an operator gave, or of gradients off
         marked = o.requires_grad and o._base is source and (any(step.index is not None for step in steps) or has_own_gradient(o, source))
         apart = not o.requires_grad and counted_apart(o, source)
         lazy = o.meta.is_conj() or o.meta.is_neg()          # which `numpy()` and `view_as_real` refuse
-        if root not in position and len(members[root]) == 1 and not marked and not lazy:
-            recipes.append(ViewOf(result(o), [], False, False, apart) if apart else result(o))
-            continue
+        if not known and len(self.members[root]) == 1 and not marked and not lazy:
+            return ViewOf(self.result(o), [], False, False, apart) if apart else self.result(o)
         if o.requires_grad and not source.requires_grad:
             raise Unsupported("an output requires a gradient and the tensor it is a view of does not")
         if o.requires_grad and o is not source and o._base is not source:
@@ -233,14 +266,13 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
         no_grad = bool(steps) and o.requires_grad and o.grad_fn is None
         if o.requires_grad and not no_grad and has_own_gradient(o, source):
             raise Unsupported("an output is a view, and its gradient is not that of its view operators")
-        of = Input(position[root]) if root in position else result(source)
+        of = Input(self.position[root]) if known else self.result(source)
         plain = not steps and (o is source or o.requires_grad)
         elsewhere = o._base is not source and o._base is not source._base
         detach = not steps or not o.requires_grad and (source.requires_grad or elsewhere)
         if steps and o._base is None and not o.is_inference():      # what was detached at last is no view, of which a write would be known
             steps, detach = [*steps, Step(aten.detach.default, (), {})], False
-        recipes.append(of if plain else ViewOf(of, steps, detach, no_grad, apart))
-    return recipes, results
+        return of if plain else ViewOf(of, steps, detach, no_grad, apart)
 
 
 def places_of(recipes: list, outputs: Sequence) -> dict[int, tuple[int, bool]]:
@@ -343,7 +375,8 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
         constants = [n.meta["val"] for n in recorder.graph.nodes if n.op == "get_attr"]
         if any(c.requires_grad for c in constants):
             raise Unsupported("a tensor that is not an input of the graph requires a gradient")
-        recipes, results = plan_outputs(recorder, outputs, entries, position)
+        plan = OutputPlan(recorder, outputs, entries, position)
+        recipes, results = [plan.recipe(o) for o in outputs], plan.results
         written = [i for i, e in enumerate(entries)
                    if isinstance(e, torch.Tensor) and e.grad_fn is not history[i]]
         returned = results + [entries[i] for i in written]
@@ -365,7 +398,7 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
     viewed = {i for node, i in position.items() if isinstance(entries[i], torch.Tensor) and id(entries[i]) not in whole
               and node.name not in parameters}
     joint = Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [], recipes,
-                  places_of(recipes, outputs), symbols=_symbols(entries), exposed=exposed, viewed=viewed, watched=watched,
+                  places_of(recipes, outputs), plan.owners, symbols=_symbols(entries), exposed=exposed, viewed=viewed, watched=watched,
                   overlaps=overlaps, memories=[g if g is None else storage_key(g) for g in gradients],
                   calls=sum(map(computes, recorded.graph.nodes)))
     joint = _finish(recorded, joint, entries, returned)

@@ -12,7 +12,7 @@ import torch
 
 from ..ch01_graphs.layouts import flat_storage
 from .callables import with_grad_mode
-from .joint import Constant, Input, Joint, Result, ViewOf, depends_on_sizes, resolver
+from .joint import Constant, Input, Joint, Owner, Result, ViewOf, depends_on_sizes, resolver
 
 
 def complex_results(joint: Joint) -> list[int]:
@@ -44,27 +44,32 @@ def build_finish(joint: Joint) -> Callable[[Sequence, Sequence], tuple]:
     """`finish(results, inputs) -> outputs`, the last step of every call."""
     if joint.recipes == [Result(k) for k in range(joint.results)] and not joint.written:
         return lambda results, inputs: tuple(results[:joint.results])
-    makers = [maker(recipe, joint.symbols) for recipe in joint.recipes]
+    makers = [maker(recipe, joint) for recipe in joint.recipes]
+    owners = [maker(recipe, joint) for recipe in joint.owners]
 
     def finish(results, inputs):
         for offset, i in enumerate(joint.written):
             inputs[i].copy_(results[joint.results + offset])
+        if owners:
+            results = [*results[:joint.results], *[make(results, inputs) for make in owners]]
         return tuple([make(results, inputs) for make in makers])
 
     return finish
 
 
-def maker(recipe: Constant | Result | Input | ViewOf, symbols: dict) -> Callable[[Sequence, Sequence], Any]:
-    """`make(results, inputs)`: the output that `recipe` describes."""
+def maker(recipe: Constant | Result | Input | Owner | ViewOf, joint: Joint) -> Callable[[Sequence, Sequence], Any]:
+    """`make(results, inputs)`: the output that `recipe` describes. The owners follow the results."""
     if isinstance(recipe, Result):
         return lambda results, inputs: results[recipe.index]
     if isinstance(recipe, Input):
         return lambda results, inputs: inputs[recipe.index]
+    if isinstance(recipe, Owner):
+        return lambda results, inputs: results[joint.results + recipe.index]
     if isinstance(recipe, Constant):
-        value = resolver(recipe.value, symbols)
+        value = resolver(recipe.value, joint.symbols)
         return lambda results, inputs: value(inputs)
-    base = maker(recipe.of, symbols)
-    steps = [(step, resolver(step.args, symbols) if depends_on_sizes(step.args) else None) for step in recipe.steps]
+    base = maker(recipe.of, joint)
+    steps = [(step, resolver(step.args, joint.symbols) if depends_on_sizes(step.args) else None) for step in recipe.steps]
 
     def view(tensor, inputs):
         for step, by_size in steps:

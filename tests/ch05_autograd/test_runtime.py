@@ -1150,6 +1150,33 @@ def test_a_graph_that_no_gradient_reaches_needs_nothing():
     assert x.grad.tolist() == [2, 2, 2]
 
 
+@pytest.mark.parametrize("kept", [lambda y, d: (d, d[0]), lambda y, d: (d[0], d[0].view(-1), d.t()), lambda y, d: (y, d, d.t()[1]),
+                                  lambda y, d: (y, y[0], y.detach(), d[0], d.t().t())])
+@pytest.mark.parametrize("detached", [lambda y: y.detach(), lambda y: y.t().detach(), lambda y: y.data, lambda y: y[1:].data])
+@pytest.mark.parametrize("enters", [lambda x: x * 2, lambda x: x.detach() * 2, lambda x: x])
+def test_views_of_a_detached_result_get_a_gradient_by_a_write(enters, detached, kept):
+    """What is written to a view gives a history to the tensor it is a view of, and so to its other views; also to none but those."""
+    minicompile.reset()
+
+    def f(x):
+        y = enters(x)
+        return kept(y, detached(y))
+    results = []
+    for run in (f, minicompile.compile(f, backend="aot_eager", fullgraph=True)):
+        outs = run(torch.arange(1.0, 10).view(3, 3).requires_grad_())
+        for i in range(len(outs)):
+            w = torch.full_like(outs[i], 2.0, requires_grad=True)
+            try:
+                outs[i].mul_(w)
+            except RuntimeError as error:                           # a leaf, or a view of one
+                results.append(str(error))
+                continue
+            histories = [type(o.grad_fn).__name__ for o in outs]
+            leads = [o.grad_fn and torch.autograd.grad(o.sum(), w, allow_unused=True, retain_graph=True) != (None,) for o in outs]
+            results.append((histories, leads, [o.tolist() for o in outs], [o._version for o in outs]))
+    assert results[:len(results) // 2] == results[len(results) // 2:]
+
+
 def test_a_tensor_that_is_written_and_then_changes_its_shape():
     def f(x):
         y = x * 2
