@@ -440,10 +440,12 @@ Table(["node", "made from", "the user's line"], [(n.name, *n.meta["origins"], n.
 # before. Programs repeat themselves, so the answer to a question is kept as a *recipe*: the shape, strides, dtype and
 # device of the result. When the same operator is asked for operands of the same form, a fake is made from the recipe.)
 # An operator that writes in place has to return the very object that it was given, because Python programs compare
-# identities. So `wrap` first looks whether the meta tensor belongs to a fake that was written. `with_small_sizes` is for
+# identities. So `wrap` first looks whether the meta tensor belongs to a fake that was written (`written`). `apart` has the memories
+# of the operands, for operators that never return one of them: some meta kernels return their operand where nothing is to be done,
+# while the kernel copies, and then the result gets memory of its own. `with_small_sizes` is for
 # sizes that have a name and no value, which come below: one that is 0 or 1 at present becomes a number.
 #
-# %show minicompile.ch01_graphs.operators.run_on_fakes "def wrap" to "return pytree"
+# %show minicompile.ch01_graphs.operators.run_on_fakes "device = _result_device" to "return pytree"
 #
 # And `trace` is short, since the recorder does everything:
 #
@@ -613,8 +615,8 @@ for text in dict.fromkeys(g.text() for g in env.guards):
     print("holds for this trace:", text)
 
 # %% [markdown]
-# The program's own `> 4` is there. The other one was not written by the user. It was asked inside of PyTorch: `x + y`
-# broadcasts if one of the sizes is 1, works if they are equal, and is an error otherwise. And each guard costs
+# The program's own `> 4` is there. The other two were not written by the user. They are one question, asked inside of PyTorch in
+# both orders: `x + y` broadcasts if one of the sizes is 1, works if they are equal, and is an error otherwise. And each guard costs
 # generality. This graph is for two batches of equal size, larger than 4.
 #
 # The function that answers has three steps. The *hint* of a symbol is its value in the present call, here 8, and the

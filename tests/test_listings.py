@@ -21,6 +21,7 @@ from minicompile.ch01_graphs.graph import print_graph
 from minicompile.ch01_graphs.shapes import ShapeEnv
 from minicompile.ch01_graphs.trace import trace
 from minicompile.ch02_guards.guards import in_words
+from minicompile.ch02_guards.sources import LocalSource, ModuleAttrSource
 from minicompile.ch03_capture import no_hook
 from minicompile.ch03_capture.capture import CaptureOptions, trace_frame
 from minicompile.ch05_autograd.cleanup import clean
@@ -29,17 +30,18 @@ from minicompile.ch05_autograd.joint import simplify, trace_joint
 from minicompile.ch05_autograd.partition import partition
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.lower import lower
-from minicompile.ch07_loops.verify import print_program, verify
+from minicompile.ch07_loops.verify import print_loop, print_program, verify
 from minicompile.ch08_fusion.canonical import canonical, canonical_names
 from minicompile.ch08_fusion.fuse import fuse
 from minicompile.ch08_fusion.kernel import Kernel
 from minicompile.ch08_fusion.reference import emit_reference, verify_kernel, verify_schedule
 from minicompile.ch08_fusion.values import link
 from minicompile.ch09_triton import launch
-from minicompile.ch09_triton.emit import emit_triton
+from minicompile.ch09_triton.emit import emit_triton, plan
 from minicompile.ch10_cpp import nests
 from minicompile.ch10_cpp.emit import emit_cpp
 from minicompile.ch11_runtime.host import compile_schedule
+from minicompile.ch11_runtime.numbers import take_apart
 from minicompile.ch13_tuning import layouts
 from tests.pretended import moved
 
@@ -383,10 +385,10 @@ def planned():
     matrix = torch.ones(128, 128)
     schedule = fuse(lower(graph_of(lambda x, w: torch.relu(torch.relu(x @ w) @ w) @ w, matrix, matrix.clone())))
     rows = []
-    for step, plan in zip(schedule.steps, schedule.plan.steps):
+    for step, memory in zip(schedule.steps, schedule.plan.steps):
         what = "relu" if isinstance(step, Kernel) else " @ ".join(step.inputs)
-        rows += [f"{what:<22} {name}: allocated" for name in plan.allocate]
-        rows += [f"{what:<22} {name}: takes over {old}" for name, old in plan.reuse]
+        rows += [f"{what:<22} {name}: allocated" for name in memory.allocate]
+        rows += [f"{what:<22} {name}: takes over {old}" for name, old in memory.reuse]
     return "\n".join([*rows, f"bytes of one matrix: {matrix.nbytes}, peak: {schedule.plan.peak}"])
 
 
@@ -406,12 +408,89 @@ def column_written(x):
     return x + 1
 
 
+def linked():
+    [step] = fuse(lower(graph_of(*CENTRED))).steps
+    steps = link(canonical(step, canonical_names(step))).steps
+    names = {value: f"v{n}" for n, value in enumerate(steps)}
+
+    def said(v):
+        return f"{v.buffer}[{v.index}]" if v.op in ("load", "store") else ", ".join(str(names.get(a, a)) for a in v.args if a is not None)
+    return "\n".join(f"{name}  {f'{v.op} {said(v)}':<23} dims {', '.join(sorted(d.name for d in v.dims)):<8} phase {v.phase}"
+                     for v, name in names.items())
+
+
+def decided():
+    """What became of each pair of loops of a program."""
+    x, rows, i = torch.ones(64, 64), [], torch.zeros(64, dtype=torch.int64)
+    programs = {"x.softmax(1)": (lambda x: x.softmax(1), x), "x.sum(0) + x.sum(1)": (lambda x: x.sum(0) + x.sum(1), x),
+                "x.exp() @ w + x.exp()": (lambda x, w: x.exp() @ w + x.exp(), x, x.clone()),
+                "torch.zeros(64, 64).index_add(0, i, x).relu()": (lambda x, i: torch.zeros(64, 64).index_add(0, i, x).relu(), x, i)}
+    for text, program in programs.items():
+        decisions = fuse(lower(graph_of(*program))).decisions
+        rows += [text, *(f"{d.a} and {d.b}: {'one kernel' if d.accepted else 'apart'}, {d.reason}" for d in decisions)]
+    return "\n".join(rows)
+
+
+def tiled():
+    rows, many, c = [], torch.ones(131072, 64).bfloat16(), torch.ones(64).bfloat16()
+    for text, shapes, function, *inputs in (
+            ("torch.relu(x) + 1", "x [64, 100]", lambda x: torch.relu(x) + 1, torch.ones(64, 100)),
+            ("x.t() + y", "x [256, 512], y [512, 256]", lambda x, y: x.t() + y, torch.ones(256, 512), torch.ones(512, 256)),
+            ("x * a + b", "x [131072, 64], a, b [64], bfloat16", lambda x, a, b: x * a + b, many, c, c.clone()),
+            ("x.sum((0, 2))", "x [8, 32, 100]", lambda x: x.sum((0, 2)), torch.ones(8, 32, 100))):
+        [step] = fuse(lower(graph_of(function, *inputs, gpu=True))).steps
+        axes, config = plan(link(canonical(step, canonical_names(step))))
+        names = ", ".join(f"{axis.name}: {', '.join(v.name for v in axis.vars)}" for axis in axes)
+        rows.append(f"{text:<20} {shapes:<37} {names:<16}  {', '.join(f'{n.upper()}BLOCK {size}' for n, size in config.blocks.items())}")
+    return "\n".join(rows)
+
+
+def gelu_turned(x, b):
+    return F.gelu(x + b).t() * 2
+
+
+def padded(x):
+    return F.pad(x * 2, (1, 0)) + torch.full((), 1.0)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.scale = torch.nn.ModuleList([torch.nn.Linear(4, 4)]), {"in": 2.0}
+
+    def forward(self, x, sizes):
+        return self.layers[0](x) * self.scale["in"] * sizes[-1]
+
+
+def reached():
+    [found] = captured(Net(), torch.ones(2, 4), [3, 4]).captured
+    sources = {g.source.name(): g.source for g in found.guards if g.source}
+    wanted = "self.layers[0]", "self.scale", "self.scale['in']", "sizes[1]", "grad mode", "torch.nn.functional.linear"
+    rows = [(type(sources[name]).__name__, name, sources[name].text()) for name in wanted]
+    return "\n".join(["ModuleAttrSource(ModuleAttrSource(LocalSource(\"self\"), \"_modules\", \"norm1\"), \"_parameters\", \"bias\")",
+                      ModuleAttrSource(ModuleAttrSource(LocalSource("self"), "_modules", "norm1"), "_parameters", "bias").text(),
+                      *(f"{kind:<21} {name:<29} {re.sub('__K.[0-9]+', '__K[0', text)}" for kind, name, text in rows)])
+
+
+def apart():
+    """A program that reads numbers of the host, whole and in two parts."""
+    mode = FakeMode()
+    given = [*map(mode.from_real, (torch.ones(1000), torch.ones(1000), torch.ones(()))), ShapeEnv().create_float(0.1)]
+    graph = trace(lambda p, g, count, lr: [p - g * (lr / 4), count + 1], given, ["p", "g", "count", "lr"])
+    schedule = fuse(lower(moved(decompose(graph))))
+    whole, parts = print_program(schedule.program), take_apart(schedule)
+    sides = [f"{name}: {', '.join(part.program.inputs)} -> {', '.join(str(getattr(o, 'buffer', o)) for o in part.program.outputs)}"
+             for name, part in (("host", parts.host), ("device", parts.device))]
+    return "\n".join([whole, *sides, *(print_loop(loop) for step in parts.device.steps for loop in step.loops)])
+
+
 CENTRED = centred, torch.ones(64, 256)
 LISTINGS = {
     "ch01_graphs/__init__.py": lambda: inspect.getsource(centred) + graphs(recorded(64), recorded(ShapeEnv().create(64))),
     "ch01_graphs/layouts.py": laid_out,
     "ch01_graphs/shapes.py": asked,
     "ch02_guards/__init__.py": guarded,
+    "ch02_guards/sources.py": reached,
     "ch03_capture/__init__.py": interpreted,
     "ch03_capture/attributes.py": lambda: inspect.getsource(Scaled) + told(scaled, Scaled(), torch.ones(3)),
     "ch03_capture/no_hook.py": peeled,
@@ -432,20 +511,26 @@ LISTINGS = {
     "ch06_decompositions/__init__.py": lambda: graphs(recorded(64), graph_of(*CENTRED)),
     "ch06_decompositions/decompose.py": lambda: print_graph(graph_of(lambda x: F.gelu(x).sum(1), torch.ones(4, 8).bfloat16())),
     "ch07_loops/__init__.py": lambda: loops(*CENTRED),
+    "ch07_loops/builder.py": lambda: loops(padded, torch.ones(8).half()),
+    "ch07_loops/lazy.py": lambda: loops(gelu_turned, torch.ones(64, 32), torch.ones(32)),
     "ch07_loops/externs.py": lambda: loops(lambda x, w: torch.relu(x) @ w.t(), torch.ones(3, 4), torch.ones(5, 4)),
     "ch07_loops/verify.py": turned_around,
     "ch07_loops/ir.py": lambda: loops(lambda x, w: torch.relu(x @ w).sum(0), torch.ones(3, 4), torch.ones(4, 5)),
     "ch07_loops/reductions.py": lambda: loops(lambda x: x.sum(0), torch.ones(16384, 384), gpu=True),
     "ch08_fusion/__init__.py": lambda: loops(*CENTRED) + "\n" + kernel(emit_reference, *CENTRED),
+    "ch08_fusion/legality.py": decided,
     "ch08_fusion/memory.py": planned,
     "ch08_fusion/reference.py": refused,
+    "ch08_fusion/values.py": linked,
     "ch09_triton/__init__.py": lambda: kernel(emit_triton, *CENTRED, gpu=True),
     "ch09_triton/launch.py": launched,
+    "ch09_triton/tiling.py": tiled,
     "ch09_triton/emit.py": lambda: kernel(emit_triton, lambda x: torch.relu(x) + 1, torch.ones(1000), gpu=True),
     "ch10_cpp/__init__.py": lambda: kernel(emit_cpp, *CENTRED),
     "ch10_cpp/nests.py": in_scopes,
     "ch11_runtime/__init__.py": host,
     "ch11_runtime/host.py": host_of_a_layer,
+    "ch11_runtime/numbers.py": apart,
     "ch12_training/__init__.py": trained,
     "ch13_tuning/__init__.py": in_channels_last}
 OF_3_11 = {"ch03_capture/__init__.py", "ch03_capture/opcodes_calls.py", "ch04_breaks/__init__.py"}            # they show bytecode

@@ -11,6 +11,16 @@
 #
 #     self.__dict__['_modules']['norm1'].__dict__['_parameters']['bias']
 #
+# More of them, as the user would write them and as they are read. The function is `forward(self, x, sizes)`; `__K` has objects that text
+# cannot spell, here two modules of Python:
+#
+#     ModuleAttrSource      self.layers[0]                self.__dict__['_modules']['layers'].__dict__['_modules']['0']
+#     ItemSource            self.scale                    self.__dict__['scale']
+#     DictGetSource         self.scale['in']              __dict_getitem(self.__dict__['scale'], 'in')
+#     ListItemSource        sizes[1]                      sizes[1]
+#     GlobalStateSource     grad mode                     __grad_mode()
+#     ItemSource            torch.nn.functional.linear    __K[0].__dict__['linear']
+#
 # The text is valid inside a generated function whose parameters are the frame's own arguments. So a source
 # serves twice: a guard reads the value again to compare it, and the compiled function reads it again to feed
 # it to the graph.

@@ -5,8 +5,8 @@
 # has the same functions as the C extension, in Python, so the rest of the compiler need not know which of the two it has. It
 # can do one thing less: it never sees a frame by itself.
 #
-# The hook is called by CPython, for every frame. This module is called by one place only, `run(context, f, ...)`, which stands
-# behind each function that `minicompile.compile` has returned. That is enough to replace the call of `f`: `run` binds the
+# The hook is called by CPython, for every frame. Here there is one place at which something can be done, `run(context, f, ...)`, which
+# stands behind each function that `minicompile.compile` has returned. That is enough to replace the call of `f`: `run` binds the
 # arguments of `f`, consults the same rules as the hook would for the frame of `f`, and calls the target in place of `f`. So the
 # function that was compiled is captured, with everything that capture inlines. But a compiled function that ends in a graph break (chapter
 # 4) *calls* what comes next: the instruction that cannot be in a graph, what that calls, and the rest of the function. These are ordinary

@@ -10,6 +10,25 @@
 #
 # - operations on constants are folded, with the arithmetic of their dtype;
 # - half-precision values become float32 as they are loaded. Arithmetic on half types never appears in a body.
+#
+# Eight numbers in float16, doubled, with a zero in front (`F.pad(x * 2, (1, 0))`), plus a one that is a tensor (`torch.full((), 1.0)`):
+#
+#     loop0: for i0 < 9    # mul_tensor, constant_pad_nd_default, full_default, _to_copy_default, add_tensor
+#         v0: i64 = index(i0 - 1)
+#         v1: i64 = constant(0)
+#         v2: b8 = ge(v0, v1)
+#         v3: f32 = constant(0.0)
+#         v4: f16 = load x[i0 - 1] if v2
+#         v5: f32 = to_dtype(v4)
+#         v6: f32 = constant(2.0)
+#         v7: f32 = mul(v5, v6)
+#         v8: f32 = where(v2, v7, v3)
+#         v9: f32 = constant(1.0)
+#         v10: f32 = add(v8, v9)
+#         buf0[i0] = v10
+#
+# The padding asked for element `i0 - 1` under the condition that there is one, and the product, which was lazy, wrote itself down at that
+# place. The tensor with the one is a constant, and its cast to float16 has been done.
 
 # %%
 import math

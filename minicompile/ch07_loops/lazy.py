@@ -10,6 +10,30 @@
 # Views need no loop at all. `x.t()` is a lazy tensor whose element `(i, j)` is element `(j, i)` of `x`. It
 # remembers its `base`, so that when `x` gets realised, the view too is known to be plain strided memory,
 # which is what a library call wants to receive.
+#
+# `F.gelu(x + b).t() * 2`, where gelu has been taken apart, is a chain of eight lazy tensors. The last one is realised since it is returned,
+# and that makes one loop, over the rows and columns of `x`:
+#
+#     loop0: for i0 < 64, i1 < 32    # add_tensor, mul_tensor, mul_tensor_1, erf_default, add_tensor_1, mul_tensor_2, mul_tensor_3
+#         v0: f32 = load x[32*i0 + i1]
+#         v1: f32 = load b[i1]
+#         v2: f32 = add(v0, v1)
+#         v3: f32 = constant(0.5)
+#         v4: f32 = mul(v2, v3)
+#         v5: f32 = constant(0.7071067811865476)
+#         v6: f32 = mul(v2, v5)
+#         v7: f32 = erf(v6)
+#         v8: f32 = constant(1.0)
+#         v9: f32 = add(v7, v8)
+#         v10: f32 = mul(v4, v9)
+#         v11: f32 = constant(2.0)
+#         v12: f32 = mul(v10, v11)
+#         buf0[32*i0 + i1] = v12
+#     return buf0[32, 64]:1,32
+#
+# The transposition has left no trace in the loop, which runs in the order in which the result lies in memory: 32 by 64 elements with the
+# strides 1 and 32, as in eager. `x + b` has two readers, and `v2` is there once: both asked for the element at the same index, and a body
+# has equal values once.
 
 # %%
 from dataclasses import dataclass, field

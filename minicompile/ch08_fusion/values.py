@@ -8,12 +8,6 @@
 # - equal loads and equal operations become one;
 # - what no store needs disappears.
 #
-# So `exp(x)` into `tmp0`, followed by `tmp0 * x` into `out0`, becomes four steps:
-#
-# ```
-# load in0[i0]      exp      mul      store out0[i0]
-# ```
-#
 # Each value learns two things that decide where its statement can stand:
 #
 # - `dims`, the loop variables that it varies along. What does not vary along the innermost one is computed
@@ -21,6 +15,19 @@
 # - `phase`, the number of complete reductions that must have run before it is known. In `x - mean(x)` the
 #   subtraction has phase 1: it cannot share a walk along the row with the sum, however much we fuse,
 #   because the sum needs the whole row first.
+#
+# The two loops of `x - x.mean(1, keepdim=True)`, of 64 by 256 numbers, load `x` twice, and the second loads `buf0`, which the first
+# has stored. Linked, there are six steps:
+#
+#     v0  load in0[256*i0 + r0]   dims i0, r0   phase 0
+#     v1  reduce sum, v0          dims i0       phase 1
+#     v2  constant 256.0          dims          phase 0
+#     v3  truediv v1, v2          dims i0       phase 1
+#     v4  sub v0, v3              dims i0, r0   phase 1
+#     v5  store out0[256*i0 + r0] dims i0, r0   phase 1
+#
+# `buf0` is gone, and there is one load. The quotient varies along `i0` only, so it is computed once for a row. `v0` has phase 0 and is
+# needed in phase 1 as well: a generator either keeps the row in registers, or loads it again in a second walk.
 #
 # torch.compile does the same inside each of its code generators, while it prints: a cache of expressions
 # there, a cache of stored names here. As a graph it is done once, and what follows can look ahead.

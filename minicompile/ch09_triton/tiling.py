@@ -11,8 +11,19 @@
 #   with that variable and `x` holds the rest, so in a square tile both the read and the write run along
 #   consecutive addresses; Triton moves the tile through shared memory in between.
 # - Pointwise, with several vectors along the last variables, such as mean, scale and weight of each channel: two axes, rows `y` and columns
-#   `x`. What depends on the column only is loaded and computed once for all rows of the tile, not for every element.
+#   `x`. What depends on the column only is loaded and computed once for all rows of the tile, not for every element. (This is done in
+#   half precision and for a million elements and more; elsewhere one axis is as fast.)
 # - Reductions: `x` over the output variables, `r` over the reduced ones, whatever is contiguous.
+#
+# An example of each, with the axes, and the blocks that `heuristics.py` then gives them:
+#
+#     torch.relu(x) + 1    x [64, 100]                           x: i0             XBLOCK 128
+#     x.t() + y            x [256, 512], y [512, 256]            y: i0, x: i1      YBLOCK 32, XBLOCK 64
+#     x * a + b            x [131072, 64], a, b [64], bfloat16   y: i0, x: i1      YBLOCK 32, XBLOCK 64
+#     x.sum((0, 2))        x [8, 32, 100]                        x: i0, r: r0, r1  XBLOCK 1, RBLOCK 1024
+#
+# In the first, `i0` counts to 6,400: the two dimensions of a contiguous tensor have become one before (chapter 8). In the last, 800
+# numbers are folded, in a block of 1,024 whose last lanes are masked: a block is a power of two.
 
 # %%
 import math

@@ -11,6 +11,37 @@
 # *host's part* takes the numbers and the tensors on the CPU, counts up the counters, and gives a list of floats. The
 # *device's part*, which is recorded, finds those floats in a small tensor, at an address as fixed as that of a
 # parameter.
+#
+# A step that returns `p - g * (lr / 4)`, on a GPU, and `count + 1`, on the CPU, is lowered to two loops. `number0` is `lr / 4`, which
+# the host computes in Python:
+#
+#     loop0: for i0 < 1000    # mul_tensor, sub_tensor
+#         v0: f32 = load p[i0]
+#         v1: f32 = load g[i0]
+#         v2: f64 = index(number0)
+#         v3: f32 = to_dtype(v2)
+#         v4: f32 = mul(v1, v3)
+#         v5: f32 = sub(v0, v4)
+#         buf0[i0] = v5
+#     loop1: for ()    # add_tensor
+#         v0: f32 = load count[0]
+#         v1: f32 = constant(1.0)
+#         v2: f32 = add(v0, v1)
+#         buf1[0] = v2
+#
+# Taken apart, the host's part has the second loop, and returns the number beside its result. The device's part has the first one, in
+# which the number has become a load. These are the inputs and results of both, and the kernel of the device:
+#
+#     host: count, lr -> f0 / 4.0, buf1
+#     device: p, g, numbers_5 -> buf0
+#     loop0: for i0 < 1000    # mul_tensor, sub_tensor
+#         v0: f32 = load p[i0]
+#         v1: f32 = load g[i0]
+#         v2: f64 = load numbers_5[0]
+#         v3: f32 = to_dtype(v2)
+#         v4: f32 = mul(v1, v3)
+#         v5: f32 = sub(v0, v4)
+#         buf0[i0] = v5
 
 # %%
 import threading
