@@ -20,7 +20,7 @@
 #     t_default_1: f32[2, 3] = aten.t.default(select_scatter_default)
 #     add_tensor: f32[2, 3] = aten.add.Tensor(t_default_1, 1)
 #
-# `t_default_1` is the new `value` of the memory of `x`, and `x + 1`, whose alias has no steps, reads just that.
+# The result of the second `t` is the new `value` of the memory of `x`. The last line reads just that, since the alias of `x` has no steps.
 #
 # torch.compile does this below the Python level, with one functional wrapper tensor per tensor, while it
 # traces. A pass over a recorded graph is shorter, and the graph before it can still be printed.
