@@ -445,7 +445,7 @@ Table(["node", "made from", "the user's line"], [(n.name, *n.meta["origins"], n.
 # while the kernel copies, and then the result gets memory of its own. `with_small_sizes` is for
 # sizes that have a name and no value, which come below: one that is 0 or 1 at present becomes a number.
 #
-# %show minicompile.ch01_graphs.operators.run_on_fakes "device = _result_device" to "return pytree"
+# %show minicompile.ch01_graphs.operators.run_on_fakes "out = run_meta" to "return pytree"
 #
 # And `trace` is short, since the recorder does everything:
 #
