@@ -23,8 +23,8 @@ from ..ch01_graphs.symbolic import Symbol, coefficient, product, substitute, sym
 from ..ch07_loops.ir import Value
 from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource
 from ..ch08_fusion.values import LinkedKernel, link, relink
-from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, convert_halves, direct_variable, first_lane, for_, fresh,
-                    half_blocks, index_text, lane_block, lane_headers, least_work, of_loop, shared, size_text, store_lines, tabulate,
+from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, close_lanes, direct_variable, for_, fresh, half_blocks,
+                    index_text, lane_block, lane_headers, least_work, of_loop, shared, size_text, store_lines, tabulate,
                     taken_off, vote)
 from .ops import BITS, HALVES, memory_type
 from .reductions import emit_reductions
@@ -109,24 +109,21 @@ def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -
     other = None if atomic else crossing_variable(e, lane, outer)
     if other is not None:
         return emit_tiled(e, function, lane, other, outer)
-    halves = not atomic and any(e.kernel.buffers[name].dtype is torch.float16 for name in e.kernel.tensors)
-    block = lane_block(e, lane, outer, 1024 if halves else 4096)
+    block = lane_block(e, lane, outer, 4096)
     if atomic and direct is lane:
         block = lane_block(e, lane, (), 1 << 20)
     elif atomic:
         block = None
         outer = tuple(sorted(outer, key=lambda v: v is not direct))
-    blocks, prologue, lane_header, define = lane_headers(lane, block)
+    blocks, prologue, first, count = lane_headers(lane, block)
     loops = [Count(v.name, v.size) for v in outer]
     work = product(v.size for v in variables)
     nest = child(function, outer)
-    inner = child(nest, (lane,))
+    inner = child(child(nest, ()), (lane,))
     tabulate(e, function, nest, lane, outer)
-    wide = half_blocks(e, nest, e.graph.steps if halves else (), lane, lane.size if block is None else block)
+    halves = half_blocks(e, inner.parent, () if atomic else e.graph.steps, lane)
     store_lines(e, stores, inner)
-    after = convert_halves(e, nest, wide, lane, *first_lane(lane, block))
-    close(inner, [lane_header] if atomic and direct is not lane else [SIMD, lane_header], [define])
-    nest.lines += after
+    close_lanes(e, inner, [] if atomic and direct is not lane else [SIMD], lane, first, count, halves)
     if not atomic:
         close(nest, shared(e, work, loops + blocks), prologue)
     elif direct is lane:

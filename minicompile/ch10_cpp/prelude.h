@@ -131,24 +131,62 @@ MC uint16_t mc_to_fp16(float x) {
   return (uint16_t)((mc_bits<uint32_t>(x) >> 16 & 0x8000u) | (x != x ? 0x7e00 : h));
 }
 
-// whole blocks, by an instruction that g++ makes no vectors with by itself
-#if defined(__F16C__)
-typedef short mc_half8 __attribute__((vector_size(16), aligned(2)));
-typedef float mc_float8 __attribute__((vector_size(32), aligned(4)));
-#define MC_EIGHT(to, from) for (; i + 8 <= n; i += 8) to = from;
+// ---- sixteen halves at once (n = 16, a constant), or the last few of a row
+#if defined(__AVX512BW__) && defined(__AVX512VL__) || defined(__F16C__) && defined(__AVX2__)
+#ifdef __AVX512BW__
+#define MC_WIDTH 16
+#define MC_FROM_FP16(h) __builtin_ia32_vcvtph2ps512_mask(h, mc_floats(), -1, 4)
+#define MC_TO_FP16(x) __builtin_ia32_vcvtps2ph512_mask(x, 0, mc_halves(), -1)
 #else
-#define MC_EIGHT(to, from)
+#define MC_WIDTH 8
+#define MC_FROM_FP16(h) __builtin_ia32_vcvtph2ps256(h)
+#define MC_TO_FP16(x) __builtin_ia32_vcvtps2ph256(x, 0)
 #endif
-static void mc_widen(float* to, const uint16_t* from, int64_t n) {
-  int64_t i = 0;
-  MC_EIGHT(*(mc_float8*)(to + i), __builtin_ia32_vcvtph2ps256(*(const mc_half8*)(from + i)))
-  for (; i < n; i++) to[i] = mc_from_fp16(from[i]);
+#if defined(__AVX512BW__) && !defined(__clang__)  // g++ makes of a conversion of vectors two, of halves of them
+#define MC_WORDS(h) (mc_words)__builtin_ia32_pmovzxwd512_mask((mc_halves)(h), (mc_integers)mc_words(), -1)
+#define MC_SHORTS(w) (mc_shorts)__builtin_ia32_pmovdw512_mask((mc_integers)(w), mc_halves(), -1)
+#else
+#define MC_WORDS(h) __builtin_convertvector(h, mc_words)
+#define MC_SHORTS(w) __builtin_convertvector(w, mc_shorts)
+#endif
+typedef short mc_halves __attribute__((vector_size(2 * MC_WIDTH), aligned(2)));
+typedef uint16_t mc_shorts __attribute__((vector_size(2 * MC_WIDTH), aligned(2)));
+typedef float mc_floats __attribute__((vector_size(4 * MC_WIDTH), aligned(4)));
+typedef uint32_t mc_words __attribute__((vector_size(4 * MC_WIDTH), aligned(4)));
+typedef int32_t mc_integers __attribute__((vector_size(4 * MC_WIDTH), aligned(4)));
+MC mc_floats mc_floats_fp16(mc_shorts h) { return MC_FROM_FP16((mc_halves)h); }
+MC mc_shorts mc_shorts_fp16(mc_floats x) { return (mc_shorts)MC_TO_FP16(x); }
+MC mc_floats mc_floats_bf16(mc_shorts h) { return (mc_floats)(MC_WORDS(h) << 16); }
+MC mc_shorts mc_shorts_bf16(mc_floats x) {
+  const mc_words u = (mc_words)x, r = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+  return MC_SHORTS((mc_words)(x != x ? mc_words() + 0x7fc0u : r));
 }
-static void mc_narrow(uint16_t* to, const float* from, int64_t n) {
-  int64_t i = 0;
-  MC_EIGHT(*(mc_half8*)(to + i), __builtin_ia32_vcvtps2ph256(*(const mc_float8*)(from + i), 0))
-  for (; i < n; i++) to[i] = mc_to_fp16(from[i]);
-}
+MC mc_shorts mc_shorts_cut(mc_floats x) { return MC_SHORTS((mc_words)x >> 16); }
+#define MC_SIXTEEN(one, many, to_type, from_type)                         \
+  _Pragma("GCC unroll 2") for (int64_t i = 0; i < 16; i += MC_WIDTH)      \
+    *(to_type*)(to + i) = many(*(const from_type*)(from + i))
+#else
+#define MC_SIXTEEN(one, many, to_type, from_type)                         \
+  _Pragma("omp simd") for (int64_t i = 0; i < 16; i++) to[i] = one(from[i])
+#endif
+MC uint16_t mc_to_cut(float x) { return (uint16_t)(mc_bits<uint32_t>(x) >> 16); }  // bf16, where there is nothing to round
+#define MC_WIDEN(half)                                                                                               \
+  static __attribute__((noinline)) void mc_widen_few_##half(float* to, const uint16_t* from, int64_t n) {            \
+    for (int64_t i = 0; i < n; i++) to[i] = mc_from_##half(from[i]);                                                 \
+  }                                                                                                                  \
+  MC void mc_widen_##half(float* to, const uint16_t* from, int64_t n) {                                              \
+    if (n != 16) return mc_widen_few_##half(to, from, n);                                                            \
+    MC_SIXTEEN(mc_from_##half, mc_floats_##half, mc_floats, mc_shorts);                                              \
+  }
+#define MC_NARROW(half)                                                                                              \
+  static __attribute__((noinline)) void mc_narrow_few_##half(uint16_t* to, const float* from, int64_t n) {           \
+    for (int64_t i = 0; i < n; i++) to[i] = mc_to_##half(from[i]);                                                   \
+  }                                                                                                                  \
+  MC void mc_narrow_##half(uint16_t* to, const float* from, int64_t n) {                                             \
+    if (n != 16) return mc_narrow_few_##half(to, from, n);                                                           \
+    MC_SIXTEEN(mc_to_##half, mc_shorts_##half, mc_shorts, mc_floats);                                                \
+  }
+MC_WIDEN(fp16) MC_WIDEN(bf16) MC_NARROW(fp16) MC_NARROW(bf16) MC_NARROW(cut)
 
 // ---- exponentials: x = n*ln2 + r, |r| <= ln2/2, and e^r - 1 = r + r^2 P(r)
 MC float mc_clamp(float x, float lo, float hi) { x = x < lo ? lo : x; return x > hi ? hi : x; }  // NaN passes

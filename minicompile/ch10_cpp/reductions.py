@@ -16,7 +16,8 @@
 # These merging steps are C++, in `reductions.h`.
 
 # %%
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Sequence
 
@@ -28,8 +29,8 @@ from ..ch07_loops.ir import Value, identity, in_order
 from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.values import elements
 from ..errors import Unsupported
-from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, compute, convert_halves, direct_variable, first_lane, for_,
-                    fresh, get, half_blocks, lane_block, lane_headers, of_loop, shared, size_text, store_lines, tabulate)
+from .nests import (SIMD, STEP, Count, Emitter, Scope, best_lane, child, close, close_lanes, compute, direct_variable, for_, fresh,
+                    get, half_blocks, lane_block, lane_headers, of_loop, shared, size_text, store_lines, tabulate)
 from .ops import literal, register_type
 
 CHUNK = 1024                 # elements of a row between two merges
@@ -161,10 +162,10 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
     others = tuple(v for v in e.kernel.reduction_vars if v is not lane)
     middle = child(nest, others)
     chunk = child(middle, ())
-    inner = child(chunk, (lane,))
+    inner = child(child(chunk, ()), (lane,))
     collide = any(s.mode == "atomic_add" for s in stores) and direct_variable(e, (lane,)) is None
     accesses = () if collide else dict.fromkeys([*elements(e.graph, reductions + stores), *stores])
-    wide = half_blocks(e, chunk, accesses, lane, min(lane.size, CHUNK) if isinstance(lane.size, int) else CHUNK)
+    halves = half_blocks(e, inner.parent, accesses, lane)
     compute(e, reductions, inner)
     for value, array in kept.items():
         name = inner.names.get(value)
@@ -173,6 +174,7 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
             nest.lines += of_loop(e, value.loop, f"{register_type(value.dtype)} {array}[{lane.size}];")
             inner.lines += of_loop(e, value.loop, f"{array}[{lane.name}] = {name};")
     steps = [_row_step(e, r, get(e, r.args[1], inner), lane) for r in reductions]
+    steps = [_in_steps(s) if halves else s for s in steps]
     marked = [(s, partial(of_loop, e, r.loop)) for r, s in zip(reductions, steps)]
     inner.lines += [line for s, mark in marked for line in mark(s.element)]
     if stores:
@@ -189,9 +191,8 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
         count = f"{size} - chunk < {CHUNK} ? {size} - chunk : {CHUNK}"
     chunk.lines += [f"const int64_t count = {count};", *(line for s, mark in marked for line in mark(s.chunk))]
     pragma = [] if collide else [SIMD + "".join(s.clauses for s in steps)]
-    narrow = convert_halves(e, chunk, wide, lane, Symbol("chunk").expr, "count")
-    close(inner, pragma + [for_("lane", "count")], [f"const int64_t {lane.name} = chunk + lane;"])
-    chunk.lines += narrow + [line for s, mark in marked for line in mark(*s.after)]
+    close_lanes(e, inner, pragma, lane, Symbol("chunk").expr, "count", halves)
+    chunk.lines += [line for s, mark in marked for line in mark(*s.after)]
     close(chunk, chunks)
     nest.lines += [line for s, mark in marked for line in mark(s.row)]
     close(middle, [for_(v.name, size_text(v.size)) for v in others])
@@ -246,6 +247,28 @@ def _row_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
 
 
 # %% [markdown]
+# A loop in steps of sixteen lanes (`close_lanes`) ends too soon for a `reduction` clause, which would fold the vector of partial sums
+# after each step. So a step adds to an array of sixteen partial sums, which is a vector in a register, and the clause folds this array
+# when the chunk is done.
+
+# %%
+def _in_steps(step: RowStep) -> RowStep:
+    """`step` for a lane loop that is cut into steps: each variable of its clauses is an array in the chunk."""
+    starts = {name: (t, start) for t, name, start in re.findall(r"(\w+) (\w+) = ([^;]+);", step.chunk)}
+    chunk, element, fold = step.chunk, step.element, ""
+    for op, part in re.findall(r"reduction\((\S+):(\w+)\)", step.clauses):
+        t, start = starts[part]
+        chunk += f" alignas(64) {t} {part}s[{STEP}]; {for_('k', STEP)} {part}s[k] = {start};"
+        element = re.sub(rf"\b{part}\b", f"{part}s[step]", element)
+        each = f"{part}s[k]"
+        fold += f" {part} = {each} {'>' if op == 'max' else '<'} {part} ? {each} : {part};" if op in ("max", "min") else \
+            f" {part} {op}= {each};"
+    if fold:
+        fold = [SIMD + step.clauses, f"{for_('k', STEP)} {{{fold} }}"]
+    return replace(step, chunk=chunk, element=element, after=[*fold, *step.after], clauses="")
+
+
+# %% [markdown]
 # For mean and variance and the position of a maximum there is no clause. There the values of a chunk go
 # into a small array, and a function of `reductions.h` folds it into the row's result.
 
@@ -292,15 +315,15 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
     atomic = any(s.mode == "atomic_add" for s in e.graph.stores)
     outer = tuple(v for v in kernel.vars if v is not lane)
     block = lane_block(e, lane, outer, 512)
-    blocks, prologue, lane_header, define = lane_headers(lane, block)
+    blocks, prologue, first, count = lane_headers(lane, block)
     width = block if block is not None else lane.size
     nest = child(function, outer)
 
-    def lanes(scope: Scope, lines: list[str], simd: bool = True) -> None:
+    def lanes(scope: Scope, lines: list[str]) -> None:
         """A loop over the lanes with these lines."""
-        loop = child(scope, (lane,))
+        loop = child(child(scope, ()), (lane,))
         loop.lines += lines
-        close(loop, [SIMD, lane_header] if simd else [lane_header], [define])
+        close_lanes(e, loop, [SIMD], lane, first, count, [])
 
     for reductions, stores in passes(e):
         both = reductions + stores
@@ -308,8 +331,8 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
                  and lane in o.dims and o.op not in ("load", "constant", "index", "reduce", "get")}
         _materialise(e, nest, lane, sorted(ready, key=in_order), width, lanes)
         rows = child(nest, kernel.reduction_vars)
-        inner = child(rows, (lane,))
-        wide = half_blocks(e, rows, () if atomic else dict.fromkeys([*elements(e.graph, both), *stores]), lane, width)
+        inner = child(child(rows, ()), (lane,))
+        halves = half_blocks(e, inner.parent, () if atomic else dict.fromkeys([*elements(e.graph, both), *stores]), lane)
         compute(e, both, inner)
         steps = [_column_step(e, r, get(e, r.args[1], inner)) for r in reductions]
         for r, step in zip(reductions, steps):
@@ -322,17 +345,15 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         if starts:
             lanes(nest, starts)
         rows.lines += [line for s in steps for line in s.each_row]
-        narrow = convert_halves(e, rows, wide, lane, *first_lane(lane, block))
-        lanes(rows, inner.lines, simd=not any(s.mode == "atomic_add" for s in stores))
-        rows.lines += narrow
+        close_lanes(e, inner, [] if any(s.mode == "atomic_add" for s in stores) else [SIMD], lane, first, count, halves)
         _flushed_rows(e, nest, rows, steps, lanes)
         for r, step in zip(reductions, steps):
             nest.names[r] = step.result
     stores = [s for s in e.graph.stores if not e.graph.is_element(s)]
     if stores:
-        final = child(nest, (lane,))
+        final = child(child(nest, ()), (lane,))
         store_lines(e, stores, final)
-        lanes(nest, final.lines, simd=not atomic)
+        close_lanes(e, final, [] if atomic else [SIMD], lane, first, count, [])
     loops = [Count(v.name, v.size) for v in outer] + blocks
     work = product(v.size for v in kernel.vars + kernel.reduction_vars)
     close(nest, shared(e, work, loops, 0 if atomic else None) or [""], prologue)

@@ -123,28 +123,42 @@ def test_what_jumps_in_memory_is_read_ahead(dtype):
         assert any("block" in source.code for source in agree(fn, x, y, z, rtol=0, atol=0))
 
 
-def test_float16_numbers_side_by_side_are_converted_in_blocks():
-    x, y = rand(40, 301).half(), rand(40, 301, seed=1).half()
+@pytest.mark.parametrize("dtype, half", [(torch.float16, "fp16"), (torch.bfloat16, "bf16")])
+@pytest.mark.parametrize("width", [301, 304])
+def test_half_numbers_side_by_side_are_converted_sixteen_at_a_time(dtype, half, width):
+    """The lane loop is a function of one step, which changes nothing but the arrays around it."""
+    x, y = rand(40, width).to(dtype), rand(40, width, seed=1).to(dtype)
+    tolerance = 2e-3 if dtype is torch.float16 else 2e-2
     for fn in (lambda x, y: x + y, lambda x, y: x.softmax(1), lambda x, y: (x * y).sum(0), lambda x, y: x[1:, 3:].exp() * y[:-1, :-3],
-               lambda x, y: x.float() * 2, lambda x, y: F.layer_norm(x, (301,)) + y.flip(0), lambda x, y: (x * 2).t() - y.t()[:, :1],
-               lambda x, y: F.embedding(torch.arange(39, 0, -3), x) * 2):
-        for source in agree(fn, x, y, rtol=2e-3, atol=2e-3):
-            assert "mc_widen" in source.code
-            assert not [loop for loop in source.code.split("#pragma omp simd")[1:] if "mc_from_fp16(in0[" in loop.split("}")[0]]
+               lambda x, y: x.float() * 2, lambda x, y: F.layer_norm(x, (width,)) + y.flip(0), lambda x, y: (x * 2).t() - y.t()[:, :1],
+               lambda x, y: F.embedding(torch.arange(39, 0, -3), x) * 2, lambda x, y: (x.float().sum(1), x.amax(1), x.prod(1), x.argmin(1)),
+               lambda x, y: (x * 2 > y, (x * 2).long(), (y + 1).double(), (x > 3).any(1))):
+        for source in agree(fn, x, y, rtol=tolerance, atol=tolerance):
+            assert f"mc_widen_{half}" in source.code and "[&" not in source.code
+            assert not [loop for loop in source.code.split("#pragma omp simd")[1:] if f"mc_from_{half}(in0[" in loop.split("}")[0]]
 
 
 @pytest.mark.parametrize("flush", [False, True])
 def test_float16_numbers_are_converted_as_in_eager(flush):
     """All of them, and all halfway between two and beside those; subnormal ones too where those of float32 are flushed."""
-    half = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    convert_all(torch.float16, flush)
+
+
+def test_bfloat16_numbers_are_converted_as_in_eager():
+    convert_all(torch.bfloat16, False)
+
+
+def convert_all(dtype, flush):
+    half, name = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype), {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
     number = half[~half.isnan()].float()
     bits = torch.cat([number, (number + number.roll(-1)) / 2]).view(torch.int32)
     wide = torch.cat([(bits + k).view(torch.float32) for k in (-1, 0, 1)] + [torch.tensor([1e30, -1e30, 1e-30, float("nan")])])
     torch.set_flush_denormal(flush)
     try:
-        ways = agree(lambda x, y: (x.float(), y.half(), x[::2].float(), y.half().float()), half, wide, rtol=0, atol=0)
-        for way in ("mc_widen", "mc_narrow", "mc_from_fp16", "mc_to_fp16"):
-            assert any(way in source.code for source in ways)
+        ways = agree(lambda x, y: (x.float(), y.to(dtype), x[::2].float(), y.to(dtype).float(), x[7:].float(), y[7:].to(dtype)),
+                     half, wide, rtol=0, atol=0)
+        for way in ("mc_widen", "mc_narrow", "mc_from", "mc_to"):
+            assert any(f"{way}_{name}" in source.code for source in ways)
     finally:
         torch.set_flush_denormal(False)
 
