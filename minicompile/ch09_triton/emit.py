@@ -179,7 +179,7 @@ def value_text(p: Printer, value: Value, literal: bool = False) -> str:
         name = p.names[value]
         return name[0] if isinstance(name, list) else name
     text = constant_tile(value.args[0], value.dtype, len(p.axes))
-    if not literal and not text.startswith("tl.full"):
+    if not literal and "tl.full" not in text:
         return f"tl.full([{', '.join('1' * len(p.axes))}], {text}, tl.float32)"
     return text
 

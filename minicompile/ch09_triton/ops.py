@@ -47,13 +47,15 @@ def pointer_type(dtype: torch.dtype) -> str:
 #
 # A Python number in Triton code takes the type of the tile that it meets, or float32/int32 when it meets
 # none. Float32 numbers can therefore stay literals; any other constant is written as a tile of one element
-# with its type, so that no rule of promotion can change it.
+# with its type, so that no rule of promotion can change it. Triton 3.6 makes 0.0 of a constant -0.0, but not of a product.
 
 # %%
 def constant_tile(value, dtype: torch.dtype, rank: int) -> str:
     """Text for a constant of `dtype`, usable with tiles of `rank` dimensions."""
     if dtype.is_floating_point:
         value = float(value)
+        if value == 0 and math.copysign(1, value) < 0:
+            return f"(tl.full([{', '.join(['1'] * rank)}], 0.0, {triton_type(dtype)}) * -1)"
         text = repr(value) if math.isfinite(value) else f'float("{value}")'
         if dtype == torch.float32 and (value == 0 or not math.isfinite(value) or 1e-30 < abs(value) < 1e38):
             return text if value >= 0 or not math.isfinite(value) else f"({text})"

@@ -114,6 +114,20 @@ def test_bool_and_conversions():
     check(lambda b, x, m: b.to_dtype(m, dtype=torch.int64), m.long(), x, m)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_a_constant_keeps_the_sign_of_zero(monkeypatch, dtype):
+    from triton.language.semantic import TritonSemantic
+    made = TritonSemantic.scalar_constant           # that of Triton 3.6 has one zero
+    monkeypatch.setattr(TritonSemantic, "scalar_constant", lambda self, value, dtype: made(self, value if value else 0.0, dtype))
+    x, signs = torch.tensor([1.0, -0.0, 0.0], dtype=dtype), torch.tensor([1, 1, -1], dtype=dtype)
+    is_large = lambda b, x: b.gt(x, b.constant(0.5, dtype=dtype), dtype=torch.bool)
+    for fn, expected in ((lambda b, x, zero: zero, -torch.zeros_like(x)), (lambda b, x, zero: b.add(x, zero), x),
+                         (lambda b, x, zero: b.where(is_large(b, x), x, zero), x * signs)):
+        out = torch.empty_like(expected)
+        run(elementwise(lambda b, x: fn(b, x, b.constant(-0.0, dtype=dtype)), (x,), out), x, out)
+        assert str(out) == str(expected)
+
+
 def test_double_constants_keep_their_bits():
     x = torch.randn(10, dtype=torch.float64)
     check(lambda b, x: b.add(x, b.constant(0.1, dtype=torch.float64)), x + 0.1, x, tolerance=1e-15)
