@@ -85,6 +85,37 @@ def test_an_answer_that_is_missing_is_found():
     assert yardstick.judge(answers)[0] == math.inf
 
 
+def test_a_tie_is_told_from_a_wrong_number():
+    """A ReLU of a number that is zero but for rounding: on which side it falls is not asked, a gradient that is always wrong is."""
+    tie = torch.randn(4096).mul(1e-9)
+    tie[0] = 1e-12
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4096))
+
+        def forward(self, x):
+            return torch.relu(x * self.weight).mul(1e6).sin().sum()
+
+    bench = Bench(Tied(), "cpu", torch.float32, training=True)
+    yardstick = Yardstick(bench, ((tie,), {}))
+    calls = iter(range(100))
+
+    def on_the_other_side(x):                       # at the given numbers only: at neighbours it is eager
+        return bench.model(torch.where((tie == x).all() & (torch.arange(4096) == 0), -1e-3, x))
+
+    def wrong(x):
+        return bench.model(x) + bench.model.weight[0] * 1e-2
+
+    def wrong_once(x):
+        return wrong(x) if next(calls) == 0 else bench.model(x)
+
+    for call, persists in ((on_the_other_side, False), (wrong, True), (wrong_once, True)):
+        times, what = yardstick.judge(bench.answers(call, bench.inputs(yardstick.made)))
+        assert 1 < times < math.inf and yardstick.persists(call) == persists, (call, times, what)
+
+
 # ---- processes ---------------------------------------------------------------------------------------------
 
 def crash(task, connection, env, cores, threads, log):

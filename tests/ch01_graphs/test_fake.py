@@ -197,7 +197,9 @@ OF_SIZES = {
     "mode": lambda x, i, y: x.mode(-1), "kthvalue": lambda x, i, y: x.kthvalue(1), "argmax": lambda x, i, y: x.argmax(0),
     "prelu": lambda x, i, y: F.prelu(x, y), "lerp": lambda x, i, y: x.lerp(y, y), "cross": lambda x, i, y: torch.linalg.cross(x, y),
     "addmv": lambda x, i, y: torch.addmv(x, y, y), "trapezoid": lambda x, i, y: torch.trapezoid(x, y),
-    "renorm": lambda x, i, y: x.renorm(2, 0, 1.0)}
+    "renorm": lambda x, i, y: x.renorm(2, 0, 1.0),
+    "affine_grid": lambda x, i, y: torch.affine_grid_generator(
+        torch.ones(x.dim(), 2, 3).bfloat16(), [x.dim(), 1, *[*x.shape, 2, 2][:2]], True)}
 
 
 @pytest.mark.parametrize("name", "bitwise_xor_ __iand__ eq_ clamp_ floor_divide_ pow_ add_ gcd_ bitwise_left_shift_".split())

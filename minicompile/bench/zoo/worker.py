@@ -180,6 +180,8 @@ def work(task: Task, training: bool, stage) -> dict:
         stage(f"check at batch size {n}")
         for answers in found:
             times, what = yard(n).judge(answers)
+            if 1 < times < float("inf") and not yard(n).persists(call):
+                continue
             worst, ratio = max(worst, (times, f"batch size {n}, {what}")), max(ratio, yard(n).ratio)
         found.clear()
     return {"verdict": "pass" if worst[0] <= 1 else "wrong", "distance": min(worst[0], 1e9), "worst": worst[1],

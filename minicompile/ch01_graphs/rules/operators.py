@@ -127,5 +127,5 @@ SHAPED = set(overloads(*(getattr(aten, name + form) for form in ("", "_") for na
     getattr(aten, name) for name in (
         "_index_put_impl_ index index_select embedding gather searchsorted bucketize nll_loss_forward nll_loss2d_forward soft_margin_loss "
         "max min median nanmedian mode upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d "
-        "_upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d grid_sampler_3d").split())))
+        "_upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d grid_sampler_3d affine_grid_generator").split())))
 
