@@ -36,6 +36,12 @@ _choosing = threading.RLock()
 os.register_at_fork(after_in_child=_choosing._at_fork_reinit)        # whoever was choosing does not exist in the child
 
 
+# %% [markdown]
+# ## Names
+#
+# Each part of a key goes into the hash with its length in front, so that ("ab", "c") and ("a", "bc") are two keys.
+
+# %%
 def cache_key(*parts: object) -> str:
     """A hash of the text of `parts`; the same in every process."""
     digest = hashlib.sha256()
@@ -45,6 +51,15 @@ def cache_key(*parts: object) -> str:
     return digest.hexdigest()[:32]
 
 
+# %% [markdown]
+# ## The directory
+#
+# The third rule is checked each time the directory is asked for (`_prepare`): it has to belong to the user, and nobody else may write to
+# it, nor to a directory above it, where they could put another in its place. (A directory with the sticky bit, such as `/tmp`, does not let
+# them.) The mode of our own default directory is mended; one that the user has named is not touched, and not used. A temporary directory
+# takes its place, and nothing fails.
+
+# %%
 def cache_dir() -> Path:
     """The directory, created: `$MINICOMPILE_CACHE_DIR`, or `~/.cache/minicompile`. When it cannot be written,
     or others can write to it, a temporary one that lives as long as the process, with one warning."""
@@ -101,6 +116,19 @@ def _use_temporary(path: Path | str, error: Exception) -> Path:
     return _fallback
 
 
+# %% [markdown]
+# ## Files
+#
+# The first two rules are `write_sealed` and `read_sealed`. Four files of one key, and what is read from each:
+#
+#     as it was written          b'machine code'
+#     its last byte is lost      None
+#     copied from another key    None
+#     others may write to it     None
+#
+# To the reader all damage is the same as no file: it is built again.
+
+# %%
 def seal(key: str, data: bytes) -> bytes:
     """What a file of this key has behind `data`."""
     return MARK + hashlib.sha256(key.encode() + data).digest()
@@ -136,8 +164,10 @@ def read_sealed(path: Path | str, key: str) -> bytes | None:
     return None if foreign or everything != data + seal(key, data) else data
 
 # %% [markdown]
-# `disk_cache` is the whole interface: a key, a suffix, and a function that writes the file when it is
-# missing.
+# ## Asking for a file
+#
+# `disk_cache` is all that most callers need: a key, a suffix, and a function that writes the file when it is
+# missing. (Triton's kernels are written by other processes, which call `write_sealed` themselves.)
 
 # %%
 def disk_cache(key: str, suffix: str, build: Callable[[Path], None], *, rebuild: bool = False) -> Path:

@@ -69,6 +69,10 @@ def allow(function) -> None:
         function = getattr(function, "__wrapped__", None) or getattr(function, "__func__", None)
 
 
+# %% [markdown]
+# What cannot have a frame that is seen as a whole is refused before anything runs, if `fullgraph` was asked for.
+
+# %%
 def check_code(target, context: Context) -> None:
     """Under fullgraph, what never becomes a frame that can be captured is refused at once."""
     code = getattr(target, "__code__", None)
@@ -79,6 +83,13 @@ def check_code(target, context: Context) -> None:
                               "run eagerly with fullgraph=False.")
 
 
+# %% [markdown]
+# The hook asks once for each code object, by `on_new_code`, and keeps the answer. `target_for` (below) gives it: False for library code
+# that nobody compiled explicitly, None for what has to run as it is, a substitute for two functions of PyTorch whose own code would call
+# torch.compile or compare what two runs have saved (`INSTEAD`), and for anything else the tail of an empty chain of versions. The first
+# call of that misses, and there the work begins.
+
+# %%
 # Guards read attributes, so these run while guards are checked: compiling them would not end. And what is
 # called for every operator would be compiled for every operator. `__create_fn__` is how a dataclass makes its methods.
 EVALUATED = ("<module>", "__create_fn__", "__getattribute__", "__getattr__", "__torch_function__", "__torch_dispatch__")
@@ -144,6 +155,11 @@ def cond_uncompiled(function, *values):
 INSTEAD = {CHECKPOINT: checkpoint_uncompiled, inspect.unwrap(torch.cond).__code__: cond_uncompiled}
 
 
+# %% [markdown]
+# The answers in order. The tail that is returned at the end does not hold the state, and no entry does: a state hangs on its code, and what
+# hangs on code must not lead back to it (`partial_of`).
+
+# %%
 def target_for(function, code, context):
     if code in INSTEAD:
         return INSTEAD[code]

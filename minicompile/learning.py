@@ -1,9 +1,22 @@
 # %% [markdown]
 # # Learning from a recompile
 #
-# The failing guard of the most recent entry explains the recompile. If it was the size of a tensor or the value
-# of an integer, the next version treats that size as a symbol, so that the third size does not compile a third
-# version.
+# No version fits a call, so there will be another one. Two questions come first. Which words tell the user why? And what should be a
+# symbol in the new version, so that the next call of this kind fits it?
+#
+# Both are answered by the guards that fail, which is found out by evaluating the guards of each version one by one. The first that fails
+# in the first version of the chain explains the recompile. If it was the size of a tensor or the value of a number, the next version treats
+# that as a symbol, so that the third size does not compile a third version. What has been learned is kept by source in
+# `dynamic` of the function's state. Four calls of a function of a tensor and a number:
+#
+#     [8, 4] and 2: compiled
+#         {}
+#     [9, 4] and 2: tensor 'x' size mismatch at dimension 0: expected 8, got 9
+#         {x: {0}}
+#     [9, 4] and 3: n changed: expected 2, got 3
+#         {x: {0}, n: True}
+#     [10, 4] and 4: an existing version fits
+#         {x: {0}, n: True}
 
 # %%
 import torch
@@ -41,6 +54,11 @@ def explain_miss(state: FrameState, function, args) -> str:
     return explanation
 
 
+# %% [markdown]
+# The guard that failed is also the one to ask first the next time. `ask_first` collects such guards in the entry's `telling`, and makes
+# a small function of them, the entry's `question`, which chapter 2's `search` calls before the whole check.
+
+# %%
 def ask_first(state: FrameState, entry, guard) -> None:
     """Have the entry asked for this guard, which has failed, before all others."""
     if not any(guard is told for told in entry.telling):
@@ -56,6 +74,14 @@ def look_again(state: FrameState, function, args) -> None:
             ask_first(state, entry, found[0])
 
 
+# %% [markdown]
+# ## What is learned
+#
+# A dimension that has changed is learned if it is above 1 now. (1 is a case of its own, since it broadcasts. So where a size was 1, the
+# next one is not yet a symbol, unless it was one before.) The size of a parameter is not learned at all: a model of another width is
+# another program. A stride that is not what the sizes imply, as of a slice of a larger tensor, is learned by itself (`moved`).
+
+# %%
 def moved(spec, tensor) -> list[int]:
     """Dims whose strides are others than they were, and not because the sizes inside of them are: those of some other memory."""
     if isinstance(spec.stride, str) or tensor.is_contiguous():

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Versions of one function
 #
-# A code object that was called under one set of compile options has a state: what is known about it, and the
+# A code object that was called under one set of compile options (a *context*) has a state: what is known about it, and the
 # versions that were made of it. This module makes a version: an entry, which is guards and body in one Python
-# function.
+# function. `frames.py` decides when.
 
 # %%
 import contextlib
@@ -68,6 +68,11 @@ class FrameState:
         return self.code is not None and hook.record(self.code).get(states, {}).get(self.context) is self
 
 
+# %% [markdown]
+# States hang on the record of their code (`hook.kept`), a dictionary from contexts to states, and so does what the user has been warned of:
+# both go when the code goes.
+
+# %%
 def states(code) -> dict:
     """The states of a code object by context; at first none."""
     return {}
@@ -92,6 +97,11 @@ def kind_of(model) -> tuple:
     return () if model is None else (weakly(type(model)), full_name(type(model)))
 
 
+# %% [markdown]
+# **When the compiler is wrong.** An exception that none of its stages has raised on purpose is a mistake of ours, and no reason for the
+# program to fail. The frame runs eagerly, and the user is told once, with the file and the line of the mistake and what to send.
+
+# %%
 def internal_error(code, context: Context, error: Exception, give_up=lambda: None, words="{} runs eagerly") -> None:
     """Call this while handling `error`. The frame runs eagerly from now on (`give_up` sees to it), with one
     warning; under fullgraph it is an InternalError."""
@@ -159,6 +169,12 @@ def compile_until_it_holds(state: FrameState, function, args):
         return compile_version(state, function, args, fixed=why)
 
 
+# %% [markdown]
+# `compile_version` is the way from a call to an entry: capture, the graph through the backend, and then guards and body as one function.
+# `capture_best` captures with symbols first. If that fails, or breaks the graph where the numbers at hand might not,
+# the frame is captured a second time without symbols, and the version with fewer breaks wins.
+
+# %%
 def compile_version(state: FrameState, function, args, fixed: str = ""):
     """Capture, compile and write an entry for these arguments. fixed: why nothing may be a symbol, or ""."""
     local_values = dict(zip(state.code.co_varnames, args))
@@ -188,6 +204,12 @@ def capture_best(state: FrameState, function, local_values: dict, fixed: str):
     return found if found is not None and len(found.breaks) <= len(static.breaks) else static
 
 
+# %% [markdown]
+# `make_entry` writes the function. `namespace` has all that its text names and Python does not know: the constants, the graph, and in
+# `__next` the next version of the chain. At the end all guards are evaluated one by one for this very call. They
+# hold, unless the program went on meanwhile, so a guard that was written down wrongly is found here and not at the next call.
+
+# %%
 def make_entry(state: FrameState, function, args, captured):
     body, inputs = captured.body, []
     namespace = {"__K": captured.constants, "__EVALUATE": EVALUATE, "__next": [entries.missed],
@@ -212,6 +234,12 @@ def make_entry(state: FrameState, function, args, captured):
                          weakly(model := model_of(args)), kind_of(model))
 
 
+# %% [markdown]
+# On a CPU a jump that only decides whether to raise is assumed not to (`assume` in chapter 3). A graph that finds the assumption wrong ends
+# in `__refuted`, and the call is evaluated as it is. That is forgiven `TRUST` times; then the versions are dropped, and the next ones break
+# at the jump instead.
+
+# %%
 TRUST = 8
 
 

@@ -5,6 +5,7 @@ import inspect
 import pathlib
 import re
 import sys
+import tempfile
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
@@ -14,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import folded, watch
+from chapters._lib import folded, watch, watching
+from minicompile import cache
 from minicompile.ch01_graphs import layouts as layouts_of
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.graph import print_graph
@@ -484,8 +486,48 @@ def apart():
     return "\n".join([whole, *sides, *(print_loop(loop) for step in parts.device.steps for loop in step.loops)])
 
 
+def learned():
+    """Calls of a function, why each was compiled, and what is known to vary behind it."""
+    rows = []
+    minicompile.reset()
+    f = minicompile.compile(times, backend="eager")
+    with watching() as found:
+        for n, count in (8, 2), (9, 2), (9, 3), (10, 4):
+            before, versions = len(found.recompiles), len(found.captured)
+            f(torch.ones(n, 4), count)
+            why = found.recompiles[-1]["why"].split("  #")[0] if len(found.recompiles) > before else \
+                "compiled" if len(found.captured) > versions else "an existing version fits"
+            known = {source.name(): how for source, how in found.states[0].dynamic.items()}
+            rows += [f"[{n}, 4] and {count}: {why}", str(known).replace("'", "")]
+    return "\n".join(rows)
+
+
+def times(x, n):
+    return torch.relu(x) * n
+
+
+def sealed():
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path, other = pathlib.Path(folder, "file"), pathlib.Path(folder, "other")
+
+        def damaged(words, damage=lambda: None):
+            for key, where in (("key", path), ("another", other)):
+                cache.write_sealed(where, key, lambda file: file.write_bytes(b"machine code"))
+            damage()
+            rows.append(f"{words:<26} {cache.read_sealed(path, 'key')}")
+
+        damaged("as it was written")
+        damaged("its last byte is lost", lambda: path.write_bytes(path.read_bytes()[:-1]))
+        damaged("copied from another key", lambda: path.write_bytes(other.read_bytes()))
+        damaged("others may write to it", lambda: path.chmod(0o777))
+    return "\n".join(rows)
+
+
 CENTRED = centred, torch.ones(64, 256)
 LISTINGS = {
+    "cache.py": sealed,
+    "learning.py": learned,
     "ch01_graphs/__init__.py": lambda: inspect.getsource(centred) + graphs(recorded(64), recorded(ShapeEnv().create(64))),
     "ch01_graphs/layouts.py": laid_out,
     "ch01_graphs/shapes.py": asked,
