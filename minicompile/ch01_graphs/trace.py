@@ -211,12 +211,14 @@ def backward_pass():
 @contextlib.contextmanager
 def backward_state():
     """As a caller of `backward()` would have it: no autocast; and the engine runs in this thread, where the
-    recorder is."""
+    recorder is. It looks for no NaN in its gradients, as under anomaly detection: fakes have no numbers."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
+        if torch.is_anomaly_enabled():
+            stack.enter_context(torch.autograd.set_detect_anomaly(False))
         yield
 
 

@@ -41,7 +41,7 @@ from ..ch03_capture.iterate import unpack
 from ..ch03_capture.protocol import METHODS
 from ..ch03_capture.storage import taken_without_gradients
 from ..ch03_capture.tensors import emit, finish_node
-from ..ch03_capture.tracer import Tracer, call, guard, location, unsupported
+from ..ch03_capture.tracer import Tracer, answer, call, guard, location, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, Const, ObjVal, TensorVal, TupleVal
 from ..ch03_capture.wrap import wrap
 from ..ch05_autograd.joint import saved_by
@@ -346,6 +346,8 @@ def differentiate(tx: Tracer, outputs: list, leaves: list, tangents: AbstractVal
     gradient, or None, is complete. Afterwards what forward had saved is gone, unless the graph is retained."""
     if any(type(t) is not TensorVal for t in (*outputs, *leaves)):
         unsupported(tx, "gradients of something that is no tensor")
+    if answer(tx, torch.is_anomaly_enabled) and answer(tx, torch.is_anomaly_check_nan_enabled):
+        unsupported(tx, "backward() under anomaly detection, which looks for NaN in each gradient")
     create, leaves = bool(create_graph.value), list(dict.fromkeys(leaves))         # one may be wanted twice
     retain = create if retain_graph is NONE else bool(retain_graph.value)
     points = [p for p in points_before(tx, outputs) if any(leads_to(p.before, t) or t in p.after for t in leaves)]

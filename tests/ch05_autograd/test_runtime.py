@@ -130,6 +130,22 @@ def test_ambient_autocast_does_not_reach_compiled_code():
     assert torch.equal(inputs[0].grad, expected)
 
 
+def test_anomaly_detection_looks_at_what_compiled_code_computes():
+    """Recording the backward graph asks no fake whether it is NaN: the first call compiles, and backward raises as in eager."""
+    @minicompile.compile(backend="aot_eager", fullgraph=True)
+    def f(x, w):
+        return (x @ w).sqrt().sum()
+    x, w = torch.ones(2, 2), torch.eye(2).requires_grad_()
+    with torch.autograd.set_detect_anomaly(True):
+        g, = torch.autograd.grad(f(x, w), w, create_graph=True)
+        again, = torch.autograd.grad(g.sum(), w)
+        with pytest.raises(RuntimeError, match="returned nan values"):
+            f(x * 0, w * 0).backward()
+        assert torch.is_anomaly_enabled()
+    plain, = torch.autograd.grad((x @ w).sqrt().sum(), w, create_graph=True)
+    assert torch.allclose(g, plain) and torch.allclose(again, torch.autograd.grad(plain.sum(), w)[0])
+
+
 # ---- mutation and aliasing
 
 def inplace_on_input(x):

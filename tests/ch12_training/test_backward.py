@@ -650,3 +650,15 @@ def test_a_gradient_has_the_form_that_the_engine_remembers(program, rung):
             return str(error).partition(" - ")[2]
 
     assert str(outcome(minicompile.compile(program, backend=rung))) == str(outcome(program))
+
+
+@pytest.mark.parametrize("differentiate", [
+    lambda w: (w * 0).sqrt().sum().backward(), lambda w: torch.autograd.grad((w * 0).sqrt().sum(), w)])
+def test_anomaly_detection_finds_a_nan_of_a_backward_inside(differentiate):
+    """Also where a version is there already, in whose graph nobody looks."""
+    fast, w = minicompile.compile(differentiate, backend="aot_eager"), torch.ones(2, requires_grad=True)
+    fast(w), fast(w)
+    with torch.autograd.set_detect_anomaly(True), pytest.raises(RuntimeError, match="returned nan values"):
+        fast(w)
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        fast(w)

@@ -297,6 +297,7 @@ def execute(code, compile_, *, words=True, around=contextlib.nullcontext) -> lis
             raise Internal(error) from error
         finally:
             torch.set_grad_enabled(grad)
+            torch.autograd.set_detect_anomaly(False)
     return shots
 
 

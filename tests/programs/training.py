@@ -119,7 +119,7 @@ OUTSIDE = ["pass"] * 4 + [
     "model.first.weight = nn.Parameter(model.first.weight.detach() * 2)",
     "optimizer.register_step_post_hook(lambda *a: KEPT.append('stepped'))", "optimizer = torch.optim.SGD(ps, lr=0.01, momentum=0.9)",
     "model = copy.deepcopy(model); ps = list(model.parameters())", "model.requires_grad_(False)", "model.requires_grad_(True)",
-    "ps[1].grad = ps[1].detach()", "ps[1].grad = ps[0].grad"]
+    "ps[1].grad = ps[1].detach()", "ps[1].grad = ps[0].grad", "torch.autograd.set_detect_anomaly(True)"]
 
 
 def program(seed: int) -> str:
@@ -161,4 +161,4 @@ def program(seed: int) -> str:
         calls += f"    try: {outside}\n    except RuntimeError: pass\n    {how}*batch({number}{size}))\n    call(state_of)\n"
     return (f"{head}def entry(x, y):\n{lines}    return {rng.choice(RETURNS)}\n\n"
             f"def drive(compile_, call):\n    global model, ps, optimizer\n    fast = compile_(entry)\n{calls}"
-            "    torch.set_grad_enabled(True)\n")
+            "    torch.set_grad_enabled(True)\n    torch.autograd.set_detect_anomaly(False)\n")
