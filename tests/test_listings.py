@@ -2,6 +2,7 @@
 import dis
 import functools
 import inspect
+import math
 import pathlib
 import re
 import sys
@@ -21,11 +22,13 @@ from minicompile.ch01_graphs import layouts as layouts_of
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.graph import print_graph
 from minicompile.ch01_graphs.shapes import ShapeEnv
-from minicompile.ch01_graphs.trace import trace
+from minicompile.ch01_graphs.trace import Recorder, run_recorded, trace
 from minicompile.ch02_guards.guards import in_words
+from minicompile.ch02_guards.identity import weakly
 from minicompile.ch02_guards.sources import LocalSource, ModuleAttrSource
 from minicompile.ch03_capture import no_hook
 from minicompile.ch03_capture.capture import CaptureOptions, trace_frame
+from minicompile.ch05_autograd import partition as partitions
 from minicompile.ch05_autograd.cleanup import clean
 from minicompile.ch05_autograd.functionalize import functionalize
 from minicompile.ch05_autograd.joint import simplify, trace_joint
@@ -524,14 +527,81 @@ def sealed():
     return "\n".join(rows)
 
 
+def masked_layer(x, b, mask, w):
+    a = x + b
+    d = F.gelu(a) * mask
+    return d @ w
+
+
+def priced():
+    b, mask, w = torch.ones(256, requires_grad=True), torch.ones(64, 256, dtype=torch.bool), torch.ones(256, 256, requires_grad=True)
+    [gm] = captured(masked_layer, torch.ones(64, 256), b, mask, w).graphs
+    joint = trace_joint(gm, fakes_of(gm))
+    simplify(joint, decompose)
+    halves = partitions.split_nodes(joint)
+    saved = partitions.choose_saved(joint, halves)
+    forward = [n for n in joint.gm.graph.nodes if n.op != "output" and n not in halves.backward]
+    stage, rows = partitions.stages(forward, halves), []
+    for node in forward:
+        use = partitions.forward_use(node, halves, stage)
+        cost = partitions.price(node, joint, use.library or use.far or use.output or not partitions.is_fusible(node))
+        rows.append(f"{node.name:<16} {cost:>10}{'  saved' if node in saved else ''}")
+    assert sum(row.endswith("saved") for row in rows) == 4
+    return "\n".join(rows)
+
+
+def overlapping(x):
+    y = x * 2
+    return y, y[0], y.t(), x + 1
+
+
+def outputs():
+    [gm] = captured(overlapping, torch.ones(4, 4, requires_grad=True)).graphs
+    return inspect.getsource(overlapping) + "\n".join(map(str, trace_joint(gm, fakes_of(gm)).recipes))
+
+
+def slope(x, w):
+    y = torch.tanh(x @ w)
+    return y.sum()
+
+
+def traced_back():
+    [gm] = captured(slope, torch.ones(4, 8), torch.ones(8, 8, requires_grad=True)).graphs
+    recorder, mode = Recorder(), FakeMode()
+    fakes = mode.from_real(torch.ones(4, 8)), mode.from_real(torch.ones(8, 8, requires_grad=True))
+    for name, fake in zip("xw", fakes):
+        recorder.placeholder(name, fake)
+    with recorder:
+        (total,) = run_recorded(recorder, gm, fakes)
+        torch.autograd.grad(total, fakes[1])
+    made = [n for n in recorder.graph.nodes if n.op != "placeholder"]
+    return "\n".join([inspect.getsource(slope), print_graph(gm), *(
+        f"{n.name:<22} of {', '.join(n.meta['origins']):<7} {n.meta['location'].source}" for n in made)])
+
+
+def remembered():
+    def function():
+        pass
+
+    def how(thing):
+        return "by a weak reference" if weakly(thing) is not thing else "itself"
+
+    things = {"torch.float32": torch.float32, "torch.nn.Linear": torch.nn.Linear, "math.sqrt": math.sqrt, "a class of the program": Net,
+              "a function of the program": function, "a module, torch.nn.Linear(2, 2)": torch.nn.Linear(2, 2)}
+    rows = [f"{words:<34} {how(thing)}" for words, thing in things.items()]
+    return "\n".join([*rows, f"{'a list':<34} {how([])}: there are no weak references to it"])
+
+
 CENTRED = centred, torch.ones(64, 256)
 LISTINGS = {
     "cache.py": sealed,
     "learning.py": learned,
     "ch01_graphs/__init__.py": lambda: inspect.getsource(centred) + graphs(recorded(64), recorded(ShapeEnv().create(64))),
+    "ch01_graphs/graph.py": traced_back,
     "ch01_graphs/layouts.py": laid_out,
     "ch01_graphs/shapes.py": asked,
     "ch02_guards/__init__.py": guarded,
+    "ch02_guards/identity.py": remembered,
     "ch02_guards/sources.py": reached,
     "ch03_capture/__init__.py": interpreted,
     "ch03_capture/attributes.py": lambda: inspect.getsource(Scaled) + told(scaled, Scaled(), torch.ones(3)),
@@ -550,6 +620,8 @@ LISTINGS = {
         lambda x: [column_written(x)], [FakeMode().from_real(torch.ones(2, 3))], ["x"]))),
     "ch05_autograd/cleanup.py": cleaned,
     "ch05_autograd/functionalize.py": without_writes,
+    "ch05_autograd/outputs.py": outputs,
+    "ch05_autograd/partition.py": priced,
     "ch06_decompositions/__init__.py": lambda: graphs(recorded(64), graph_of(*CENTRED)),
     "ch06_decompositions/decompose.py": lambda: print_graph(graph_of(lambda x: F.gelu(x).sum(1), torch.ones(4, 8).bfloat16())),
     "ch07_loops/__init__.py": lambda: loops(*CENTRED),

@@ -11,6 +11,29 @@
 #
 # The last two are *provenance*. They survive each pass, down to a comment in the generated kernel, and they
 # are what lets an error in stage seven name a line in the user's file.
+#
+# A function, the graph that capture (chapter 3) makes of it, and the graph of ATen operators that is recorded from that one, backward
+# included (chapter 5). Each node of the second names the node of the first that it comes from, and has its line:
+#
+#     def slope(x, w):
+#         y = torch.tanh(x @ w)
+#         return y.sum()
+#
+#     x: f32[4, 8] = input  # y = torch.tanh(x @ w)
+#     w: f32[8, 8] = input
+#     matmul: f32[4, 8] = matmul(x, w)
+#     tanh: f32[4, 8] = tanh(matmul)
+#     sum_1: f32[] = tanh.sum()  # return y.sum()
+#     return (sum_1,)
+#
+#     mm_default             of matmul  y = torch.tanh(x @ w)
+#     tanh_default           of tanh    y = torch.tanh(x @ w)
+#     sum_default            of sum_1   return y.sum()
+#     ones_like_default      of sum_1   return y.sum()
+#     expand_default         of sum_1   return y.sum()
+#     tanh_backward_default  of tanh    y = torch.tanh(x @ w)
+#     t_default              of matmul  y = torch.tanh(x @ w)
+#     mm_default_1           of matmul  y = torch.tanh(x @ w)
 
 # %%
 from __future__ import annotations

@@ -7,6 +7,16 @@
 # builtin functions of libraries live long anyway and are held directly. Those of the program are not: a
 # class leads to its methods, a method to its globals, these to everything, and an entry is attached to a code
 # object, where the garbage collector does not see it. The same goes for functions and for code.
+#
+# How some objects are remembered:
+#
+#     torch.float32                      itself
+#     torch.nn.Linear                    itself
+#     math.sqrt                          itself
+#     a class of the program             by a weak reference
+#     a function of the program          by a weak reference
+#     a module, torch.nn.Linear(2, 2)    by a weak reference
+#     a list                             itself: there are no weak references to it
 
 # %%
 import enum

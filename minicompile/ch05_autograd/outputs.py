@@ -1,6 +1,20 @@
 # %% [markdown]
 # # Outputs
 #
+# A graph computes each tensor once, in memory of its own. What the caller gets may be several tensors in one memory, an input, or a
+# constant. So an output is made from what the graph computes by a *recipe* (`joint.py`). For
+#
+#     def overlapping(x):
+#         y = x * 2
+#         return y, y[0], y.t(), x + 1
+#
+# the graph has two results, and the four recipes say what to do with them:
+#
+#     Result(index=0)
+#     ViewOf(of=Result(index=0), steps=[aten.select.int(0, 0)], detach=False, no_grad=False, apart=False)
+#     ViewOf(of=Result(index=0), steps=[aten.t.default()], detach=False, no_grad=False, apart=False)
+#     Result(index=1)
+#
 # To the engine the results have to look as eager's (`as_new`). None of them may be a view that was made in here, because it forbids
 # writing to one: a detached alias is none, and has the same version counter. And when the program writes to the real part of a complex
 # tensor that is no view, the engine takes the place where that begins in memory for a number of real elements. So it must be zero.

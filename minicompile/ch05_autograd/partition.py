@@ -5,19 +5,37 @@
 # reads of the forward half has to be carried over somehow, and there is a choice for each value: *save* it
 # in memory from one half to the other, or save something smaller that it was made from, and *recompute* it.
 #
-#     a = x + b          x, b are there in backward anyway, unchanged
-#     h = gelu(a)        backward needs a
-#     d = h * mask       backward needs mask (1 byte an element)
-#     out = mm(d, w)     backward needs d
+#     def masked_layer(x, b, mask, w):
+#         a = x + b
+#         d = F.gelu(a) * mask
+#         return d @ w
 #
-# Eager saves whatever each backward formula asks for: a, mask, d, and perhaps h. But a is one addition away
-# from x and b. In a compiler that fuses pointwise operators, computing it again inside a backward kernel
-# costs almost nothing, while saving it costs a write in forward and a read in backward. Memory traffic is
-# what such kernels spend their time on.
+# Backward needs `a` for the slope of gelu, `mask` (a byte for each element), and `d` and `w` for the product.
 #
-# That x and b are unchanged is true of parameters, and of what eager saves as well: whoever writes into that gets an
-# error. Eager's addition saves nothing, so into any other input the user may write before backward runs. To save such
+# Eager saves whatever each backward formula asks for: a, mask, d and w, and the result of gelu if the mask wanted a gradient. But a is one
+# addition away from x and b. In a compiler that fuses pointwise operators, computing it again inside a backward kernel costs almost
+# nothing, while saving it costs a write in forward and a read in backward. Memory traffic is what such kernels spend their time on.
+#
+# But x and b must still be the same when backward runs. That is true of parameters, and of what eager saves as well: whoever writes into
+# that gets an error. Eager's addition saves nothing, so into any other input the user may write before backward runs. To save such
 # an input is to copy it, which is no cheaper than to save a (`is_safe` below).
+#
+# What this module finds for the example, of 64 by 256 numbers, `b` and `w` with gradients: some of the values, with what
+# saving each would cost in bytes moved.
+#
+# ```python
+# x                    131072
+# b                      2048
+# mask                      0  saved
+# w                         0  saved
+# add_tensor           131072
+# erf_default          131072
+# mul_tensor_3          65536  saved
+# add_tensor_3         131072  saved
+# ```
+#
+# The first sum is `a`. The third product is `d`: forward writes it for the matrix product anyway, so only the read is paid. The last row is
+# the slope of gelu, all that backward still wants of `a`. It costs as much as `a` or a copy of `x`, and leaves less to compute in backward.
 #
 # ## As a minimum cut
 #
