@@ -218,7 +218,7 @@ def run_meta(func, args, kwargs, flat, device):
                               f"result is not known (torch.library.register_fake({name!r}) gives it "
                               "one)") from error
         raise Unsupported(f"{func} has no meta kernel: {str(error).splitlines()[0]}") from error
-    except (ZeroDivisionError, TypeError) as error:     # of a mean's gradient; of an interpolation of an empty batch
+    except (ZeroDivisionError, TypeError, AssertionError) as error:     # of a mean's gradient; of an interpolation of an empty batch
         raise Unsupported(f"the meta kernel of {func} fails, perhaps for an empty tensor: {error}") from error
 
 
@@ -232,7 +232,7 @@ def _written(func, args) -> dict:
     if func._schema.name.startswith("aten::_foreach_") or func in FUSED or func.namespace not in NAMESPACES:
         torch.autograd.graph.increment_version(written.values())        # these count versions themselves
     for t in written.values():
-        if _owner(t).reshaped and (t.is_floating_point() or t.is_complex()):
+        if owner_of(t).reshaped and (t.is_floating_point() or t.is_complex()):
             raise Unsupported("memory is written of which a view has changed its shape in place")
         if t.shape != t.meta.shape and func.namespace == "aten" and func not in RESHAPING:
             found = list(t.meta.shape)
@@ -243,7 +243,7 @@ def _written(func, args) -> dict:
     return written
 
 
-def _owner(t: FakeTensor) -> FakeTensor:
+def owner_of(t: FakeTensor) -> FakeTensor:
     """The tensor that `t` is a view of, to autograd, or `t` itself."""
     return t if t._base is None else t._base
 
@@ -251,7 +251,7 @@ def _owner(t: FakeTensor) -> FakeTensor:
 def _take_over_metadata(fake: FakeTensor) -> None:
     """After `t_()` or `as_strided_()` on the meta tensor: give the wrapper the same sizes and strides."""
     meta = fake.meta
-    _owner(fake).reshaped |= fake._base is not None
+    owner_of(fake).reshaped |= fake._base is not None
     with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd():
         aten.as_strided_.default(fake, meta.shape, meta.stride(), meta.storage_offset())
 

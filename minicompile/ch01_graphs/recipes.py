@@ -24,7 +24,7 @@ import torch
 
 from .fake import FakeTensor, form_of, storage_key
 from .layouts import length_of
-from .operators import NAMESPACES, leaves, run_on_fakes
+from .operators import NAMESPACES, leaves, owner_of, run_on_fakes
 from .rules.operators import FLOATS_ARE_DATA, STRIDED
 from .shapes import IN_NUMBERS
 
@@ -134,7 +134,8 @@ def _made(kind, how, first):
 
 # %% [markdown]
 # An operator on lists is asked for one item of each form. If it writes, the items of one form must also share their memory in
-# the same way among the lists (`_memory_in_common`), and the version counters of those that were left out are raised here.
+# the same way among the lists (`_memory_in_common`) and be as free to be written (`reshaped`), and the version counters of those that
+# were left out are raised here.
 
 # %%
 def _memory_in_common(tensors) -> tuple:
@@ -151,7 +152,7 @@ def ask_by_form(func, args, kwargs):
         return run_on_fakes(func, args, kwargs)
     writes, floats = func._schema.is_mutable, func in FLOATS_ARE_DATA
     try:
-        forms = [(asked(item, floats), writes and _memory_in_common(item)) for item in zip(*lists)]
+        forms = [(asked(item, floats), writes and (_memory_in_common(item), owner_of(item[0]).reshaped)) for item in zip(*lists)]
         items = {form: i for i, form in enumerate(forms)}
         short = [[x[i] for i in items.values()] if isinstance(x, (list, tuple)) else x for x in args]
         if writes:

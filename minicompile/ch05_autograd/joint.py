@@ -31,6 +31,7 @@ from ..ch01_graphs.fake import Enter, FakeTensor, fake_like, storage_key
 from ..ch01_graphs.floats import NAMESPACE, Float, float_text, free_names
 from ..ch01_graphs.graph import history_of, raise_kept_errors
 from ..ch01_graphs.layouts import each_has_its_place, is_window, length_of
+from ..ch01_graphs.operators import owner_of
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr
 from ..ch01_graphs.trace import Recorder, backward_state, run_recorded
@@ -202,10 +203,6 @@ def counted_apart(view, source) -> bool:
 # root is such an *owner*, too: where several outputs belong to one, it is made once, and they are views of it.
 
 # %%
-def owner_of(o) -> FakeTensor:
-    return o if o._base is None else o._base
-
-
 class OutputPlan:
     """Recipes for the outputs of a recording (`recipe`), the fakes of the `results` and the recipes of the `owners` that they need.
     position: of each input, by its placeholder."""

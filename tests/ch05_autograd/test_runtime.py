@@ -10,6 +10,7 @@ from torch import fx
 
 import minicompile
 from minicompile.ch01_graphs.fake import FakeMode
+from minicompile.ch01_graphs.rules.operators import WITHOUT_META
 from minicompile.ch01_graphs.shapes import ShapeEnv
 from minicompile.ch05_autograd.callables import interpret_aten
 from minicompile.ch05_autograd.runtime import compile_training
@@ -1095,7 +1096,8 @@ def another_view_changes(y, view):
     return part * 3
 
 
-@pytest.mark.parametrize("use", [a_part_is_read, a_part_is_written, another_view_changes, lambda y, view: (y.mul_(2), view * 3)[1]])
+@pytest.mark.parametrize("use", [a_part_is_read, a_part_is_written, another_view_changes, lambda y, view: (y.mul_(2), view * 3)[1],
+                                 lambda y, view: (torch._foreach_mul_([y, torch.ones_like(y)], 2), view * 3)[1]])
 @pytest.mark.parametrize("view", [lambda y: y.t().t_(), lambda y: y[1].unsqueeze_(1), lambda y: y[:1].squeeze_(0)])
 @pytest.mark.parametrize("enters", [lambda x: x * 2, lambda x: (x.detach() * 2).mul_(x)])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -1113,6 +1115,17 @@ def test_a_view_changes_its_shape_and_then_the_memory_is_written(backend, enters
         (y * torch.arange(y.numel()).view(y.shape)).sum().backward()
         results.append((y.detach(), x.grad))
     torch.testing.assert_close(results[1], results[0])
+
+
+def test_a_meta_kernel_asserts(monkeypatch):
+    def failing(*args):
+        raise AssertionError
+    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
+    monkeypatch.setitem(WITHOUT_META, torch.ops.aten.pixel_shuffle.default, failing)
+    f = minicompile.compile(lambda x: torch.nn.functional.pixel_unshuffle(x, 2) * 3, backend="aot_eager")
+    x = torch.ones(1, 1, 4, 4, requires_grad=True)
+    f(x).sum().backward()
+    assert x.grad.unique().tolist() == [3.0]
 
 
 @pytest.mark.parametrize("part", [lambda y: y[0], lambda y: y.view(-1), lambda y: y.unbind()[1], lambda y: y.detach()[0],
