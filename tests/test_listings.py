@@ -592,6 +592,30 @@ def remembered():
     return "\n".join([*rows, f"{'a list':<34} {how([])}: there are no weak references to it"])
 
 
+def halved(p, x):
+    (p * x).sum().backward()
+    p.grad = p.grad / 2
+    return p.grad.norm()
+
+
+def noted(log, l, d, x):
+    y = x + 1
+    log.append(y)
+    l[1] = y
+    l.pop()
+    d["n"] += 1
+    del d["k"]
+    return y
+
+
+def statements():
+    minicompile.reset()
+    arguments = [1, 2], [1, 2, 3], {"k": 0, "n": 1}, torch.ones(3)
+    [found] = watch(noted, *arguments, backend="eager").captured
+    assert found.constants[0] is dict.pop
+    return inspect.getsource(noted) + "\n" + found.body
+
+
 CENTRED = centred, torch.ones(64, 256)
 LISTINGS = {
     "cache.py": sealed,
@@ -606,6 +630,7 @@ LISTINGS = {
     "ch03_capture/__init__.py": interpreted,
     "ch03_capture/attributes.py": lambda: inspect.getsource(Scaled) + told(scaled, Scaled(), torch.ones(3)),
     "ch03_capture/no_hook.py": peeled,
+    "ch03_capture/effects.py": statements,
     "ch03_capture/epilogue.py": lambda: told(refreshed, cached(), torch.ones(3)),
     "ch03_capture/methods.py": lambda: told(labelled, torch.ones(3), ["x"]),
     "ch03_capture/operations.py": lambda: told(totalled, torch.ones(3), ["x"], Price(5)),
@@ -646,6 +671,7 @@ LISTINGS = {
     "ch11_runtime/host.py": host_of_a_layer,
     "ch11_runtime/numbers.py": apart,
     "ch12_training/__init__.py": trained,
+    "ch12_training/slots.py": lambda: told(halved, torch.ones(3, requires_grad=True), torch.ones(3)),
     "ch13_tuning/__init__.py": in_channels_last}
 OF_3_11 = {"ch03_capture/__init__.py", "ch03_capture/opcodes_calls.py", "ch04_breaks/__init__.py"}            # they show bytecode
 
@@ -655,7 +681,7 @@ def test_a_listing_is_what_the_code_prints(path):
     if path in OF_3_11 and sys.version_info[:2] != (3, 11):
         pytest.skip("another Python has other bytecode")
     printed, text = LISTINGS[path]().splitlines(), (PACKAGE / path).read_text()
-    fenced = re.search(r"^# ```python\n((?:# .*\n)+?)# ```", text, re.M)
-    shown = re.sub("^# ", "", fenced[1], flags=re.M).splitlines() if fenced else re.findall(r"^#     (.+)", text, re.M)
+    fenced = "".join(re.findall(r"^# ```python\n((?:# .*\n)+?)# ```", text, re.M))
+    shown = re.sub("^# ", "", fenced, flags=re.M).splitlines() if fenced else re.findall(r"^#     (.+)", text, re.M)
     rest = iter([line.strip() for line in printed])                     # `in` goes on where it found the line before
     assert len(shown) >= 3 and [line for line in shown if line.strip() not in rest] == []

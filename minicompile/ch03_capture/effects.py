@@ -16,6 +16,28 @@
 #     x, y = l; l[:] = [y, x]     a, b          b, a                  l[0:2] = [l1, l0]
 #     l.append(y); l.pop()        a, b          a, b
 #
+# The first three as one function, and the statements that were generated for it (`__out[0]` is `y`, and `__K[0]` is `dict.pop`, which
+# deletes a key that may be gone):
+#
+# ```python
+# def noted(log, l, d, x):
+#     y = x + 1
+#     log.append(y)
+#     l[1] = y
+#     l.pop()
+#     d["n"] += 1
+#     del d["k"]
+#     return y
+# ```
+#
+# ```python
+# log.extend([__out[0], ])
+# l[1:3] = [__out[0], ]
+# __K[0](d, 'k', None)
+# d['n'] = 2
+# return __out[0]
+# ```
+#
 # What is compared is which values there are, not what they are equal to. An item that nobody looked at is the
 # same `Lazy` before and after, and one that was read is the value that its `Lazy` has become. So the
 # comparison asks nothing of the program's objects, and needs no guard: `log` above may have any length in the

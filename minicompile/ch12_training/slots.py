@@ -10,6 +10,29 @@
 # `Autograd` is the record. `gradients` has what `.grad` of a leaf has become in the trace, `found` what was read there before
 # anything was assigned. So `gradient_of` looks into the first, then into the second, and only then wraps the real attribute,
 # with a guard.
+#
+# A function that halves a gradient, called when `p.grad` is None. What its version asks about the slot, what follows the graph, and the
+# graph:
+#
+#     def halved(p, x):
+#         (p * x).sum().backward()
+#         p.grad = p.grad / 2
+#         return p.grad.norm()
+#
+#     p.grad == None
+#     p.grad = __out[1]
+#     return __out[0]
+#
+#     mul: f32[3] = mul(p, x)
+#     sum_1: f32[] = mul.sum()
+#     gradients: (f32[3]) = gradients((sum_1,), (p,), None, False, True)
+#     getitem: f32[3] = getitem(gradients, 0)
+#     truediv: f32[3] = truediv(getitem, 2)
+#     norm: f32[] = truediv.norm()
+#     return (norm, truediv)
+#
+# The slot has been None, then what `backward` found, then half of it. Only the last is assigned, and `p.grad.norm()` read it from the
+# record.
 
 # %%
 from dataclasses import dataclass, field
