@@ -33,6 +33,12 @@
 # the strides and the device of each line, and where PyTorch's own answer had to be corrected, and you can compute with sizes
 # that nobody knows yet.
 #
+# What it leaves: whether a recording is right for another call (chapter 2), and what Python does between two operators, of which
+# a recording shows nothing (chapter 3).
+#
+# Sources: J. Reed and others, *torch.fx* (2022), for the container; R. Cytron and others, *Efficiently Computing Static Single
+# Assignment Form* (1991), for values that have one name and never change.
+#
 # In reading order:
 #
 # 1. `fake.py`: tensors without numbers, and the mode under which a program runs on them;

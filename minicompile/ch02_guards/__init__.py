@@ -57,6 +57,11 @@
 # At the end of the chapter you can read such a text line by line, say what a guard costs, add a kind of guard, and tell from the words of
 # a recompilation what changed.
 #
+# What it leaves: who asks these questions. Chapter 3 runs the program and finds out what it looks at.
+#
+# Sources: L. P. Deutsch, A. M. Schiffman, *Efficient Implementation of the Smalltalk-80 System* (1984), and U. Hölzle and others,
+# *Polymorphic Inline Caches* (1991), for a check in front of code that is kept; PEP 509, for the numbers of dictionaries.
+#
 # In reading order:
 #
 # 1. `sources.py`: how a value was reached, from an argument or a global to an attribute of an item;

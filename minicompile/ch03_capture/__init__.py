@@ -29,6 +29,12 @@
 # At the end of the chapter you can follow a function instruction by instruction to its graph, guards and side effects, say what capture
 # knows of an object when it meets it, and teach it another feature of Python.
 #
+# What it leaves: what cannot be in a graph, which so far makes the whole function run eagerly (chapter 4), and derivatives
+# (chapter 5).
+#
+# Sources: PEP 523, for the hook; J. Ansel and others, *PyTorch 2* (2024), for capture from bytecode; C. F. Bolz and others,
+# *Tracing the Meta-Level* (2009), for the idea in an implementation of Python.
+#
 # In reading order:
 #
 # 1. `hook.py` and `frame_hook.c` get hold of a frame before its first instruction runs (`no_hook.py`: without CPython's headers);

@@ -44,5 +44,11 @@
 #
 # At the end of the chapter you can say where a function will be cut, what runs between two graphs, and what each cut costs.
 #
+# What it leaves: all that is done to a graph once there is one. The chapters 5 to 11 take one graph at a time and need not know
+# that it was cut.
+#
+# Sources: J. Ansel and others, *PyTorch 2* (2024), section 3.6; J. C. Reynolds, *The discoveries of continuations* (1993), of
+# which a resume function is one.
+#
 # In reading order: `breaks.py` decides where to cut and writes the part before; `resume.py` makes a function of the rest and
 # `steps.py` one of the breaking instruction; `bytecode.py` is the assembler that both need.

@@ -40,6 +40,13 @@
 # At the end of the chapter you can tell for a training program what crosses from forward to backward and why, what happens to
 # its writes and views, and what the compiled region looks like to the engine of PyTorch.
 #
+# What it leaves: that a graph may hold any of PyTorch's three thousand operators, and the stages behind would have to know each
+# (chapter 6).
+#
+# Sources: A. Griewank, A. Walther, *Evaluating Derivatives* (2008); L. Ford, D. Fulkerson, *Maximal Flow through a Network*
+# (1956); H. He, S. Yu, *Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware* (2023), for the cut of the
+# joint graph.
+#
 # In reading order:
 #
 # 1. `aliases.py`: tensors that share memory; `schemas.py`: what an operator writes; `functionalize.py`: a graph in which

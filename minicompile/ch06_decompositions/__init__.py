@@ -23,6 +23,11 @@
 # At the end of the chapter you can write the rule of an operator, say what later stages may take for granted about a graph, and
 # tell which promise about dtypes, strides or empty tensors a rule can break.
 #
+# What it leaves: that a primitive still reads and writes whole tensors (chapter 7).
+#
+# Sources: N. Higham, *Accuracy and Stability of Numerical Algorithms* (2002); M. Milakov, N. Gimelshein, *Online normalizer
+# calculation for softmax* (2018).
+#
 # In reading order: `primitives.py`, the target language; `table.py`, how a translation is written; `decompose.py`, which runs the table
 # over a graph. The translations themselves are in `rules`, by subject. `python -m minicompile.ch06_decompositions` prints the
 # dialect.

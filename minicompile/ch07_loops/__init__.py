@@ -26,6 +26,11 @@
 # At the end of the chapter you can read such a program, write the lowering of an operator, and say why a view, a broadcast or a `cat` has
 # no loop of its own.
 #
+# What it leaves: which loops walk over memory together, and in which order (chapter 8).
+#
+# Sources: J. Ragan-Kelley and others, *Halide* (2013), for what is computed apart from when; P. Feautrier, *Dataflow analysis of
+# array and scalar references* (1991), for index expressions.
+#
 # Read `ir.py` for the language, `builder.py` for how a body is written, and `lazy.py` for the one idea behind the rest: a
 # tensor is a function from an index to an element until somebody needs it in memory. `pointwise.py`, `reductions.py` and
 # `views.py` have what the lowerings of a family share, `updates.py` what is written in place, `externs.py` what stays a library

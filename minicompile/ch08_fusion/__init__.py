@@ -38,6 +38,11 @@
 # At the end of the chapter you can say of two loops whether they become one kernel, and if not, which reason was
 # recorded; in which order steps run, and whose memory a result takes over.
 #
+# What it leaves: that a kernel is still data. Chapters 9 and 10 write it as a text that a compiler takes.
+#
+# Sources: S. Williams and others, *Roofline* (2009), for bytes as the measure; A. Darte, *On the complexity of loop fusion*
+# (1999), for why nobody looks for the best fusion.
+#
 # In reading order:
 #
 # 1. `kernel.py`: what comes out, the contract with the code generators;

@@ -25,6 +25,11 @@
 # At the end of the chapter you can read the Triton text of any kernel, say why it has the shape and the blocks that it has, and what
 # lies between a text and a launch.
 #
+# What it leaves: who calls the kernels, with which memory (chapter 11).
+#
+# Sources: P. Tillet and others, *Triton* (2019); M. Harris, *Optimizing Parallel Reduction in CUDA* (2007); J. K. Salmon and
+# others, *Parallel Random Numbers* (2011), for draws that are eager's.
+#
 # In reading order:
 #
 # 1. `ops.py`: a scalar operation as text (the table is in `rules`);

@@ -47,6 +47,11 @@
 # At the end of the chapter you can read the C++ text of any kernel, say which of its loops are vectorised or shared among threads,
 # and why its numbers are eager's.
 #
+# What it leaves: who calls the kernels, with which memory (chapter 11).
+#
+# Sources: D. Goldberg, *What Every Computer Scientist Should Know About Floating-Point Arithmetic* (1991); B. P. Welford, *Note
+# on a method for calculating corrected sums of squares and products* (1962); the specification of OpenMP, on `simd`.
+#
 # In reading order:
 #
 # 1. `ops.py`: a scalar operation as text, with PyTorch's meaning;

@@ -28,6 +28,10 @@
 # At the end of the chapter you can say what a call of a compiled function does besides computing, what of it a CUDA graph takes away, and
 # what has to be true before a graph may be replayed.
 #
+# What it leaves: the loop around the model: gradients that accumulate, the optimizer, the learning rate (chapter 12).
+#
+# Sources: A. Gray, *Getting Started with CUDA Graphs* (2019); B. Steiner and others, *MODeL* (2023), for memory plans.
+#
 # In reading order:
 #
 # 1. `host.py`: the program that calls the kernels;

@@ -38,6 +38,10 @@
 # At the end of the chapter you can say what `backward()`, hooks, `.grad`, `.data` and an optimizer are to a graph, and which uses of them
 # break it.
 #
+# What it leaves: in which order the elements of a tensor lie, which no number depends on (chapter 13).
+#
+# Sources: A. Paszke and others, *Automatic differentiation in PyTorch* (2017); D. Kingma, J. Ba, *Adam* (2015).
+#
 # In reading order:
 #
 # 1. `backward.py`: the engine as one node, the leaves that it finds, gradients that are cleared;

@@ -30,3 +30,8 @@
 #
 # At the end of the chapter you can say where a program sees how a tensor lies, and how to change a layout everywhere else. There is one
 # module, `layouts.py`.
+#
+# What it leaves: which of several right kernels is the fastest. Nothing is measured yet (`max_autotune` says so).
+#
+# Sources: Y. Liu and others, *Optimizing CNN Model Inference on CPUs* (2019), where layouts are searched for over the whole
+# graph.
