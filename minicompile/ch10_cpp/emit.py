@@ -24,7 +24,7 @@ from ..ch07_loops.ir import Value
 from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource
 from ..ch08_fusion.values import LinkedKernel, link, relink
 from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, close_lanes, direct_variable, for_, fresh, half_blocks,
-                    index_text, lane_block, lane_headers, least_work, of_loop, shared, size_text, store_lines, tabulate,
+                    index_text, interior, lane_block, lane_headers, least_work, of_loop, shared, size_text, store_lines, tabulate,
                     taken_off, vote)
 from .ops import BITS, HALVES, memory_type
 from .reductions import emit_reductions
@@ -121,7 +121,11 @@ def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -
     nest = child(function, outer)
     inner = child(child(nest, ()), (lane,))
     tabulate(e, function, nest, lane, outer)
-    halves = half_blocks(e, inner.parent, () if atomic else e.graph.steps, lane)
+    e.interior = interior(e, lane, outer) if block is None and not atomic else None
+    for value in e.interior.inside if e.interior else ():
+        if value in nest.names:
+            nest.names[value] = f"(inside ? {e.interior.inside[value]} : {nest.names[value]})"
+    halves = half_blocks(e, inner.parent, () if atomic or e.interior else e.graph.steps, lane)
     store_lines(e, stores, inner)
     close_lanes(e, inner, [] if atomic and direct is not lane else [SIMD], lane, first, count, halves)
     if not atomic:

@@ -114,6 +114,26 @@ def test_positions_that_every_row_reads_at_are_found_once(fn):
         assert not [loop for loop in source.code.split("#pragma omp simd")[1:] if "mc_index" in loop.split("}")[0]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fn", [
+    lambda x: F.max_pool1d(x[0], 3, 2, 1), lambda x: F.max_pool2d(x, 3, 2, 1), lambda x: F.max_pool2d(x, 5, 2, 2).relu(),
+    lambda x: F.avg_pool2d(x, 3, 2, 1), lambda x: F.pad(x, (2, 1, 1, 0), mode="reflect"),
+    lambda x: F.pad(x, (0, 3, 2, 1), mode="replicate"),
+    lambda x: F.pad(x[0], (1, 2), mode="replicate") * 2, lambda x: F.pad(x, (1, 1, 1, 1), value=3.0)[..., ::2] * 2,
+    lambda x: F.pad(x, (2, 2, 2, 2), mode="reflect")[..., 1::2] + 1])
+def test_conditions_and_positions_of_the_inside_of_a_row_are_constant(fn, dtype):
+    """In a function for a range of lanes, which is called for the inside and for both ends."""
+    for x in (rand(4, 5, 9, 40), rand(4, 5, 30, 33)):
+        sources = agree(fn, x.to(dtype), rtol=2e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-5)
+        assert [s for s in sources if "run(begin, end, true)" in s.code and "inside ?" in s.code]
+
+
+def test_a_row_without_an_inside_is_one_loop():
+    for fn in (lambda x: F.interpolate(x, scale_factor=2), lambda x: F.pad(x[0], (30, 30), mode="reflect"), lambda x: F.pad(x, (1, 1)),
+               lambda x: torch.cat([x, x * 2], -1), lambda x: F.max_pool2d(x.to(memory_format=torch.channels_last), 3, 2, 1)):
+        assert not [s for s in agree(fn, rand(4, 5, 9, 40), rtol=1e-5, atol=1e-5) if "inside" in s.code]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool])
 def test_what_jumps_in_memory_is_read_ahead(dtype):
     """Into blocks, along the variable in which it is contiguous."""
