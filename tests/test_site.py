@@ -60,6 +60,11 @@ def test_a_long_line_goes_on_below_itself_further_in_than_it_begins():
     assert "  B &lt; 1" in text and "mc-lines" in text and "mc-lines" in highlight.plain("x")
 
 
+def test_titles_are_plain_text(modules):
+    assert cells.title(cells.split("# %% [markdown]\n# # One `compile`"), "") == "One compile"
+    assert not [m.path for m in modules.values() if "`" in m.title]
+
+
 def test_the_names_of_a_module_are_listed_by_section(modules):
     text = code_pages.header(modules["minicompile.ch08_fusion.reference"])
     said = re.sub("<[^>]*>", "", text.replace("<br>", "; "))

@@ -52,10 +52,10 @@ def import_lines(cell: Cell) -> int:
 
 
 def title(cells: list[Cell], otherwise: str) -> str:
-    """The first heading of a page."""
+    """The first heading of a page, as plain text: it also stands in the navigation and in the head of the window."""
     for cell in cells:
         if cell.kind == "markdown" and (found := re.match(r"# (.+)", cell.source)):
-            return found[1].strip()
+            return found[1].strip().replace("`", "")
     return otherwise
 
 
