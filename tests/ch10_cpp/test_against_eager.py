@@ -352,6 +352,17 @@ def test_group_norm_divides_no_positions(size, innermost):
     assert not re.search(r"[ir]\d\)* [/%]", code)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_group_norm_has_one_root_for_a_group(dtype):
+    """None for an element, where channels are innermost in memory."""
+    x, w = (rand(2, 64, 5, 7) + 3).to(dtype).contiguous(memory_format=torch.channels_last), rand(64, seed=1).to(dtype)
+    tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-5
+    for fn in (lambda x, w: F.group_norm(x, 2), lambda x, w: F.group_norm(x, 2, w, w)):
+        sources = agree(fn, x, w, rtol=tolerance, atol=tolerance)
+        loops = [loop.split("}")[0] for s in sources for loop in s.code.split("#pragma omp simd")[1:]]
+        assert not [loop for loop in loops if "sqrt" in loop]
+
+
 @pytest.mark.parametrize("fusion", [False, True])
 def test_backward_formulas(fusion):
     g, x, b = rand(20, 70), rand(20, 70, seed=1), rand(70, seed=2)

@@ -302,7 +302,8 @@ def cudnn_batch_norm_backward(x, grad, weight, running_mean, running_var, mean, 
 #
 # Where channels are innermost in memory, those of a group are a few numbers side by side, and the next ones lie far away. A CPU folds
 # such images in two steps: the positions of all channels at once, then the channels of each group. The variance of a group
-# is the mean of those of its channels and the variance of their means.
+# is the mean of those of its channels and the variance of their means. All that follows is computed for groups and their channels as well,
+# casts included: as dims of one kernel they keep what belongs to a group out of the loop over its channels.
 
 # %%
 def _grouped(x, group):
@@ -325,9 +326,10 @@ def native_group_norm(x, weight, bias, N, C, HxW, group, eps):
     grouped, positions = _grouped(x, group)
     var, mean = _group_moments(grouped, positions)
     rstd = torch.rsqrt(var + eps)
-    out = _affine(((grouped - mean) * rstd).reshape(x.shape), weight, bias, lambda p: _channels(x, p))
+    ones = [1] * len(positions)
+    out = _affine((grouped - mean) * rstd, weight, bias, lambda p: widen(p).view([1, group, C // group, *ones]))
     dtype = _stats_dtype(x, weight, bias)
-    return out.to(x.dtype), mean.view([N, group]).to(dtype), rstd.view([N, group]).to(dtype)
+    return out.to(x.dtype).reshape(x.shape), mean.view([N, group]).to(dtype), rstd.view([N, group]).to(dtype)
 
 
 # %% [markdown]
