@@ -126,7 +126,7 @@ bars(
 print(compiled.source)
 
 # %% [markdown]
-# Read the lines up to `del buf0`. `empty` is `torch.empty_strided`, bound once under a short name. It makes four
+# Read the lines up to `del buf0`. `empty_float32` is `torch.empty_strided` for one dtype. It makes four
 # rows of one number, with strides that the compiler has chosen. `k0` is the first kernel, called with the tensor
 # that it reads and the one that it writes. Then `buf0` is dead after the next kernel, which reads it at the very
 # places at which it writes `buf1`. So no memory is asked for: `buf1 = buf0` gives the same tensor another name. And
@@ -148,7 +148,8 @@ print(compiled.source)
 #
 # %show minicompile.ch11_runtime.host.Writer "program: Program" to "fresh: set"
 #
-# An allocation is one call of `torch.empty_strided` with everything spelled out:
+# An allocation is one call of `torch.empty_strided` with everything spelled out. On a CPU its arguments take longer to read
+# than the memory takes to get, and a small function in C, one for each dtype, stands in its place:
 #
 # %show minicompile.ch11_runtime.host.write_allocation
 #

@@ -691,6 +691,89 @@ static PyObject *raise_versions(PyObject *self, PyObject *const *args, Py_ssize_
     Py_RETURN_TRUE;
 }
 
+/* ---- new tensors ------------------------------------------------------------------------------------------------- */
+
+/* `torch.empty_strided` for one dtype, in memory of the CPU: half of its microsecond goes into reading its arguments. */
+static int32_t (*make_strided)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Handle *);
+static int32_t (*let_go)(Handle);
+static PyObject *(*as_object)(Handle); /* takes an at::Tensor by reference, and a handle is the address of one */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc call;
+    int32_t dtype;
+    PyObject *otherwise; /* called with the same arguments where this cannot be done, so that errors are PyTorch's */
+} Empty;
+
+/* Whether it is a tuple of `count` numbers, none of them negative; count < 0: any number of them, up to MOST_DIMS. */
+static int numbers_of(PyObject *tuple, Py_ssize_t count, int64_t *numbers)
+{
+    if (!PyTuple_CheckExact(tuple) || PyTuple_GET_SIZE(tuple) > MOST_DIMS || (count >= 0 && PyTuple_GET_SIZE(tuple) != count))
+        return 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
+        PyObject *item = PyTuple_GET_ITEM(tuple, i);
+        int overflow = 0;
+        if (!PyLong_CheckExact(item) || (numbers[i] = PyLong_AsLongLongAndOverflow(item, &overflow)) < 0 || overflow)
+            return 0;
+    }
+    return 1;
+}
+
+static PyObject *empty_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names)
+{
+    Empty *self = (Empty *)object;
+    int64_t sizes[MOST_DIMS], strides[MOST_DIMS];
+    Handle made;
+    if (make_strided == NULL || names != NULL || PyVectorcall_NARGS(flags) != 2 || !numbers_of(args[0], -1, sizes) ||
+        !numbers_of(args[1], PyTuple_GET_SIZE(args[0]), strides) ||
+        make_strided(PyTuple_GET_SIZE(args[0]), sizes, strides, self->dtype, 0, 0, &made))
+        return PyObject_Vectorcall(self->otherwise, args, flags, names);
+    PyObject *result = as_object(made);
+    let_go(made);
+    return result;
+}
+
+static PyObject *empty_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    PyObject *example, *otherwise;
+    int32_t dtype;
+    if (!PyArg_ParseTuple(args, "OO", &example, &otherwise))
+        return NULL;
+    if (!is_plain(example) || ask.dtype(handle_of(example), &dtype))
+        return PyErr_Format(PyExc_TypeError, "Empty(tensor, function)");
+    Empty *self = (Empty *)type->tp_alloc(type, 0);
+    if (self != NULL)
+        self->call = empty_call, self->dtype = dtype, self->otherwise = Py_NewRef(otherwise);
+    return (PyObject *)self;
+}
+
+static void empty_free(PyObject *object)
+{
+    Py_XDECREF(((Empty *)object)->otherwise);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyTypeObject empty_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "minicompile.Empty",
+    .tp_basicsize = sizeof(Empty),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_doc = "Empty(tensor of a dtype, otherwise): empty(sizes, strides) -> a tensor of that dtype on the CPU, or otherwise(sizes, strides)",
+    .tp_new = empty_new,
+    .tp_dealloc = empty_free,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Empty, call),
+};
+
+/* setup_empty(addresses of three functions) */
+static PyObject *setup_empty(PyObject *self, PyObject *args)
+{
+    unsigned long long make, free, wrap;
+    if (!PyArg_ParseTuple(args, "KKK", &make, &free, &wrap))
+        return NULL;
+    make_strided = (void *)(uintptr_t)make, let_go = (void *)(uintptr_t)free, as_object = (void *)(uintptr_t)wrap;
+    Py_RETURN_NONE;
+}
+
 /* The offset of the word `wanted` in memory from `start` on, or -1. */
 static Py_ssize_t find_word(const void *start, Py_ssize_t size, uint64_t wanted)
 {
@@ -947,6 +1030,7 @@ static PyObject *setup(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS, "Tell what a tensor is."},
     {"setup_holders", setup_holders, METH_O, "Tell where counts are."},
+    {"setup_empty", setup_empty, METH_VARARGS, "Tell how a tensor is made."},
     {"storage_of", storage_of, METH_O, "storage_of(tensor) -> address or None"},
     {"holders", holders, METH_O, "holders(list of tensors) -> bytes or None"},
     {"lie_at", (PyCFunction)(void (*)(void))lie_at, METH_FASTCALL, "lie_at(tensors, positions, addresses) -> bool"},
@@ -959,11 +1043,11 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "unchanged", "Have th
 
 PyMODINIT_FUNC PyInit_unchanged(void)
 {
-    if (PyType_Ready(&memo_type) < 0 || PyType_Ready(&spans_type) < 0)
+    if (PyType_Ready(&memo_type) < 0 || PyType_Ready(&spans_type) < 0 || PyType_Ready(&empty_type) < 0)
         return NULL;
     PyObject *m = PyModule_Create(&module);
     if (m == NULL || PyModule_AddIntConstant(m, "INTERFACE", 3) < 0 || PyModule_AddObjectRef(m, "Memo", (PyObject *)&memo_type) < 0 ||
-        PyModule_AddObjectRef(m, "Spans", (PyObject *)&spans_type) < 0)
+        PyModule_AddObjectRef(m, "Spans", (PyObject *)&spans_type) < 0 || PyModule_AddObjectRef(m, "Empty", (PyObject *)&empty_type) < 0)
         return NULL;
     return m;
 }

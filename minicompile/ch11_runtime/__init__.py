@@ -13,10 +13,10 @@
 #         x, w = args
 #         args.clear()
 #         with below_autograd():
-#             buf1 = empty((64, 256), (256, 1), dtype=dtype0, device=device0)
+#             buf1 = empty_float32((64, 256), (256, 1))
 #             k0(x, buf1)  # fused_sum_dim_int_list_div_sub_0
 #             del x
-#             buf2 = empty((64, 128), (128, 1), dtype=dtype0, device=device0)
+#             buf2 = empty_float32((64, 128), (128, 1))
 #             x0(buf1, w, out=buf2)
 #             del buf1, w
 #             result = [buf2]

@@ -11,10 +11,10 @@
 #     x, w, b = args
 #     args.clear()
 #     with below_autograd():
-#         buf0 = empty((128, 64), (64, 1), dtype=dtype0, device=device0)
+#         buf0 = empty_float32((128, 64), (64, 1))
 #         k0(x, b, buf0)  # fused_add_0
 #         del x, b
-#         buf1 = empty((128, 256), (256, 1), dtype=dtype0, device=device0)
+#         buf1 = empty_float32((128, 256), (256, 1))
 #         x0(buf0, w.t(), out=buf1)
 #         del buf0, w
 #         buf2 = buf1  # takes over its memory
@@ -50,7 +50,7 @@ from ..ch01_graphs.floats import Float, float_text
 from ..ch01_graphs.layouts import copy_with_layout
 from ..ch01_graphs.symbolic import Expr, Int, to_text
 from ..ch02_guards.codegen import define
-from ..ch02_guards.memory import raise_versions
+from ..ch02_guards.memory import empty_on_cpu, raise_versions
 from ..ch07_loops.ir import Extern, Layout, Program, View, root_of
 from ..ch08_fusion.canonical import canonical, canonical_key, canonical_names
 from ..ch08_fusion.fuse import Schedule
@@ -121,7 +121,7 @@ class Writer:
 
 RESERVED = {"args", "call", "empty", "as_strided", "relayout", "view", "result", "exchange_device",
             "outer_device", "bits_of_float", "raise_versions", "below_autograd", "torch"}
-NAMED_CONSTANT = re.compile(r"(k|x|c|dtype|device|number|unused_)\d+$")       # how `Writer.constant` names globals
+NAMED_CONSTANT = re.compile(r"(k|x|c|dtype|device|number|unused_)\d+$|empty_")       # how globals are named
 
 
 def int_text(e: Int) -> str:
@@ -308,15 +308,21 @@ def write_extern(w: Writer, step: Extern) -> None:
 # ## Allocation
 #
 # The memory plan of chapter 8 has three kinds of entries, and each is a line: a new tensor, a new name for the memory of a dead
-# one, and a `del`. `fresh` remembers which names begin at offset 0 of their memory.
+# one, and a `del`. `fresh` remembers which names begin at offset 0 of their memory. On a CPU a new tensor is made by
+# [`empty_on_cpu`](ref:minicompile.ch02_guards.memory.empty_on_cpu), which takes half as long as `torch.empty_strided`.
 
 # %%
 def write_allocation(w: Writer, name: str) -> None:
     b = w.program.buffers[name]
     w.fresh.add(name)
-    dtype, device = w.constant(b.dtype, "dtype"), w.constant(b.device, "device")
-    w.emit(f"{w.local(name)} = empty({tuple_text(b.layout.size)}, {tuple_text(b.layout.stride)}, "
-           f"dtype={dtype}, device={device})")
+    size, stride = tuple_text(b.layout.size), tuple_text(b.layout.stride)
+    if b.device.type == "cpu" and allocate is torch.empty_strided:
+        empty = f"empty_{str(b.dtype).removeprefix('torch.')}"
+        w.globals[empty] = empty_on_cpu(b.dtype)
+        w.emit(f"{w.local(name)} = {empty}({size}, {stride})")
+    else:
+        dtype, device = w.constant(b.dtype, "dtype"), w.constant(b.device, "device")
+        w.emit(f"{w.local(name)} = empty({size}, {stride}, dtype={dtype}, device={device})")
 
 
 def write_reuse(w: Writer, new: str, old: str) -> None:

@@ -1,5 +1,8 @@
 """The generated host program: layouts, views, aliases, memory, symbols, errors that point at its lines."""
+import re
+import sys
 import traceback
+import weakref
 
 import pytest
 import torch
@@ -8,6 +11,8 @@ import minicompile
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.symbolic import Symbol
 from minicompile.ch01_graphs.trace import trace
+from minicompile.ch02_guards.memory import empty_on_cpu
+from minicompile.ch02_guards.stable import unchanged
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.builder import Builder
 from minicompile.ch07_loops.ir import Buffer, Extern, Layout, Loop, Program, View
@@ -118,6 +123,30 @@ def test_updates_are_seen_by_autograd():
         host([torch.ones(4)])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64, torch.float8_e4m3fn])
+def test_memory_of_the_cpu_is_made_from_numbers(dtype):
+    empty = empty_on_cpu(dtype)
+    assert unchanged is None or type(empty) is unchanged.Empty
+    for size, stride in (((), ()), ((0, 3), (3, 1)), ((4, 5), (1, 4)), ((2, 3), (8, 1)), ((1,) * 12, (1,) * 12), ([2], [1])):
+        for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
+            with mode():
+                made, expected = empty(size, stride), torch.empty_strided(size, stride, dtype=dtype)
+            assert (made.shape, made.stride(), made.dtype, made.device) == (expected.shape, expected.stride(), dtype, CPU)
+            assert torch._C._dispatch_keys(made).raw_repr() == torch._C._dispatch_keys(expected).raw_repr()
+            assert made.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
+            assert sys.getrefcount(made) == sys.getrefcount(expected) and made._use_count() == expected._use_count()
+            assert made.is_inference() or made._version == 0
+    for wrong in (((-1,), (1,)), ((2, 3), (1,)), ((2,), (-1,)), (("2",), (1,)), ((1 << 70,), (1,)), ((True,), (1,))):
+        with pytest.raises((RuntimeError, TypeError)) as error:
+            torch.empty_strided(*wrong, dtype=dtype)
+        with pytest.raises(error.type, match=re.escape(str(error.value).splitlines()[0][:40])):
+            empty(*wrong)
+    del made, expected
+    kept = weakref.ref(tensor := empty((1000,), (1,)))
+    del tensor
+    assert kept() is None
+
+
 def test_memory_is_taken_over_in_place():
     n = 1000
     p = program(["x"], [buffer(b, (n,)) for b in "xabcd"],
@@ -126,7 +155,7 @@ def test_memory_is_taken_over_in_place():
     schedule = fuse(p)
     assert schedule.plan.peak == 2 * 4 * n
     assert [new for s in schedule.plan.steps for new, _ in s.reuse] == ["b", "d"]
-    assert "empty(" not in compile_schedule(schedule, "loops").source
+    assert "empty_" not in compile_schedule(schedule, "loops").source
     x = torch.randn(n)
     torch.testing.assert_close(compile_schedule(schedule, "loops")([x])[0], -torch.sin(-torch.sin(x)))
 
@@ -157,7 +186,7 @@ def test_dead_memory_is_reused_for_equal_sizes():
     args = [torch.randn(32, 32), torch.randn(32, 32)]
     host = compiled(f, args)
     torch.testing.assert_close(host(list(args)), f(*args))
-    assert host.source.count("= empty(") <= 3
+    assert host.source.count("= empty_") <= 3
     assert len(host.sources) == 2, "equal kernels share one compiled function"
 
 
