@@ -83,26 +83,51 @@ def counters_agree(*tensors: torch.Tensor) -> bool:
 # ## New tensors
 #
 # `torch.empty_strided` takes a microsecond, and half of it goes into reading the arguments. That is much for a program whose kernel takes a
-# fifth of one. PyTorch's C interface makes a tensor on the CPU from numbers that the extension reads itself. Whether the two
-# agree is tried once for each dtype. Where numbers are not plain, or memory is short, the function of Python is called, and raises
-# its error.
+# fifth of one. PyTorch's C interface makes a tensor on the CPU from numbers that the extension reads itself, and a window on the memory
+# of another, which is `as_strided` but for autograd: it knows nothing of it. Whether results agree is tried when the function is
+# made. Where numbers are not plain, or memory is short, the function of Python is called, and raises its error.
 
 # %%
-MAKERS = ("aoti_torch_empty_strided", "aoti_torch_delete_tensor_object",
+MAKERS = ("aoti_torch_empty_strided", "aoti_torch__reinterpret_tensor", "aoti_torch_delete_tensor_object",
           "_Z16THPVariable_WrapRKN2at10TensorBaseE")             # THPVariable_Wrap(const at::TensorBase&)
+
+
+def find_makers() -> bool:
+    """Tell the extension how tensors are made; False when that cannot be found out."""
+    try:
+        library = ctypes.CDLL(torch._C.__file__)
+        unchanged.setup_makers(*(ctypes.cast(library[name], ctypes.c_void_p).value for name in MAKERS))
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def facts(t: torch.Tensor) -> tuple:
+    return type(t), t.shape, t.stride(), t.storage_offset(), t.dtype, t.device, t.requires_grad, torch._C._dispatch_keys(t).raw_repr()
 
 
 @functools.cache
 def empty_on_cpu(dtype: torch.dtype) -> Callable:
     """`empty(size, stride)` -> a new tensor of that dtype on the CPU."""
     in_python = functools.partial(torch.empty_strided, dtype=dtype, device=torch.device("cpu"))
-    try:
-        library = ctypes.CDLL(torch._C.__file__)
-        unchanged.setup_empty(*(ctypes.cast(library[name], ctypes.c_void_p).value for name in MAKERS))
-        empty = unchanged.Empty(in_python((), ()), in_python)
-    except (OSError, AttributeError, TypeError):
+    if not has_makers:
         return in_python
-
-    def facts(t):
-        return type(t), t.shape, t.stride(), t.dtype, t.device, t.requires_grad, torch._C._dispatch_keys(t).raw_repr()
+    empty = unchanged.Maker(in_python, in_python((), ()))
     return empty if facts(empty((2, 3), (1, 2))) == facts(in_python((2, 3), (1, 2))) else in_python
+
+
+def view(tensor: torch.Tensor, size, stride, offset) -> torch.Tensor:
+    """A window that starts `offset` elements after the first element of `tensor`."""
+    return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
+
+
+def view_apart(tensor: torch.Tensor, size, stride, offset) -> torch.Tensor:
+    """The same, which autograd does not know for a view."""
+    return view(tensor, size, stride, offset).detach()
+
+
+has_makers = unchanged is not None and find_makers()
+window = unchanged.Maker(view_apart) if has_makers else view_apart
+if has_makers and facts(window(torch.empty(9, device="cpu")[1:], (2, 3), (3, 1), 2)) != facts(
+        view_apart(torch.empty(9, device="cpu")[1:], (2, 3), (3, 1), 2)):
+    window = view_apart

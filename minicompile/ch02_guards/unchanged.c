@@ -693,8 +693,10 @@ static PyObject *raise_versions(PyObject *self, PyObject *const *args, Py_ssize_
 
 /* ---- new tensors ------------------------------------------------------------------------------------------------- */
 
-/* `torch.empty_strided` for one dtype, in memory of the CPU: half of its microsecond goes into reading its arguments. */
-static int32_t (*make_strided)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Handle *);
+/* `torch.empty_strided` for one dtype, in memory of the CPU, and a window on a tensor, as an argument of a library call: half of
+ * the microsecond that each takes goes into reading its arguments. */
+static int32_t (*make_empty)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Handle *);
+static int32_t (*make_window)(Handle, int64_t, const int64_t *, const int64_t *, int64_t, Handle *);
 static int32_t (*let_go)(Handle);
 static PyObject *(*as_object)(Handle); /* takes an at::Tensor by reference, and a handle is the address of one */
 
@@ -703,74 +705,97 @@ typedef struct {
     vectorcallfunc call;
     int32_t dtype;
     PyObject *otherwise; /* called with the same arguments where this cannot be done, so that errors are PyTorch's */
-} Empty;
+} Maker;
 
-/* Whether it is a tuple of `count` numbers, none of them negative; count < 0: any number of them, up to MOST_DIMS. */
-static int numbers_of(PyObject *tuple, Py_ssize_t count, int64_t *numbers)
+static int number_in(PyObject *object, int64_t *number)
 {
-    if (!PyTuple_CheckExact(tuple) || PyTuple_GET_SIZE(tuple) > MOST_DIMS || (count >= 0 && PyTuple_GET_SIZE(tuple) != count))
+    int overflow = 0;
+    return PyLong_CheckExact(object) && (*number = PyLong_AsLongLongAndOverflow(object, &overflow)) >= 0 && !overflow;
+}
+
+/* Whether these are two tuples of equally many numbers, none of them negative. */
+static int layout_in(PyObject *const *args, int64_t *sizes, int64_t *strides)
+{
+    if (!PyTuple_CheckExact(args[0]) || !PyTuple_CheckExact(args[1]) || PyTuple_GET_SIZE(args[0]) != PyTuple_GET_SIZE(args[1]) ||
+        PyTuple_GET_SIZE(args[0]) > MOST_DIMS)
         return 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
-        PyObject *item = PyTuple_GET_ITEM(tuple, i);
-        int overflow = 0;
-        if (!PyLong_CheckExact(item) || (numbers[i] = PyLong_AsLongLongAndOverflow(item, &overflow)) < 0 || overflow)
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[0]); i++)
+        if (!number_in(PyTuple_GET_ITEM(args[0], i), &sizes[i]) || !number_in(PyTuple_GET_ITEM(args[1], i), &strides[i]))
             return 0;
-    }
     return 1;
 }
 
-static PyObject *empty_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names)
+static PyObject *wrapped(Handle made)
 {
-    Empty *self = (Empty *)object;
-    int64_t sizes[MOST_DIMS], strides[MOST_DIMS];
-    Handle made;
-    if (make_strided == NULL || names != NULL || PyVectorcall_NARGS(flags) != 2 || !numbers_of(args[0], -1, sizes) ||
-        !numbers_of(args[1], PyTuple_GET_SIZE(args[0]), strides) ||
-        make_strided(PyTuple_GET_SIZE(args[0]), sizes, strides, self->dtype, 0, 0, &made))
-        return PyObject_Vectorcall(self->otherwise, args, flags, names);
     PyObject *result = as_object(made);
     let_go(made);
     return result;
 }
 
-static PyObject *empty_new(PyTypeObject *type, PyObject *args, PyObject *names)
+static PyObject *empty_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names)
 {
-    PyObject *example, *otherwise;
-    int32_t dtype;
-    if (!PyArg_ParseTuple(args, "OO", &example, &otherwise))
+    Maker *self = (Maker *)object;
+    int64_t sizes[MOST_DIMS], strides[MOST_DIMS];
+    Handle made;
+    if (names == NULL && PyVectorcall_NARGS(flags) == 2 && layout_in(args, sizes, strides) &&
+        !make_empty(PyTuple_GET_SIZE(args[0]), sizes, strides, self->dtype, 0, 0, &made))
+        return wrapped(made);
+    return PyObject_Vectorcall(self->otherwise, args, flags, names);
+}
+
+static PyObject *window_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names)
+{
+    int64_t sizes[MOST_DIMS], strides[MOST_DIMS], offset;
+    int32_t layout;
+    Handle made;
+    if (names == NULL && PyVectorcall_NARGS(flags) == 4 && is_plain(args[0]) && !ask.layout(handle_of(args[0]), &layout) &&
+        layout == 0 && layout_in(args + 1, sizes, strides) && number_in(args[3], &offset) &&
+        !make_window(handle_of(args[0]), PyTuple_GET_SIZE(args[1]), sizes, strides, offset, &made))
+        return wrapped(made);
+    return PyObject_Vectorcall(((Maker *)object)->otherwise, args, flags, names);
+}
+
+static PyObject *maker_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    PyObject *otherwise, *example = NULL;
+    int32_t dtype = 0;
+    if (!PyArg_ParseTuple(args, "O|O", &otherwise, &example))
         return NULL;
-    if (!is_plain(example) || ask.dtype(handle_of(example), &dtype))
-        return PyErr_Format(PyExc_TypeError, "Empty(tensor, function)");
-    Empty *self = (Empty *)type->tp_alloc(type, 0);
+    if (make_empty == NULL || (example != NULL && (!is_plain(example) || ask.dtype(handle_of(example), &dtype))))
+        return PyErr_Format(PyExc_TypeError, "Maker(function[, tensor]), after setup_makers");
+    Maker *self = (Maker *)type->tp_alloc(type, 0);
     if (self != NULL)
-        self->call = empty_call, self->dtype = dtype, self->otherwise = Py_NewRef(otherwise);
+        self->call = example == NULL ? window_call : empty_call, self->dtype = dtype, self->otherwise = Py_NewRef(otherwise);
     return (PyObject *)self;
 }
 
-static void empty_free(PyObject *object)
+static void maker_free(PyObject *object)
 {
-    Py_XDECREF(((Empty *)object)->otherwise);
+    Py_XDECREF(((Maker *)object)->otherwise);
     Py_TYPE(object)->tp_free(object);
 }
 
-static PyTypeObject empty_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "minicompile.Empty",
-    .tp_basicsize = sizeof(Empty),
+static PyTypeObject maker_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "minicompile.Maker",
+    .tp_basicsize = sizeof(Maker),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "Empty(tensor of a dtype, otherwise): empty(sizes, strides) -> a tensor of that dtype on the CPU, or otherwise(sizes, strides)",
-    .tp_new = empty_new,
-    .tp_dealloc = empty_free,
+    .tp_doc = "Maker(otherwise, tensor): empty(sizes, strides) -> a tensor of that dtype on the CPU, or otherwise(sizes, strides)\n"
+              "Maker(otherwise): window(tensor, sizes, strides, offset) -> a tensor in its memory that is no view to autograd, "
+              "which begins offset elements after it, or otherwise(...)",
+    .tp_new = maker_new,
+    .tp_dealloc = maker_free,
     .tp_call = PyVectorcall_Call,
-    .tp_vectorcall_offset = offsetof(Empty, call),
+    .tp_vectorcall_offset = offsetof(Maker, call),
 };
 
-/* setup_empty(addresses of three functions) */
-static PyObject *setup_empty(PyObject *self, PyObject *args)
+/* setup_makers(addresses of four functions) */
+static PyObject *setup_makers(PyObject *self, PyObject *args)
 {
-    unsigned long long make, free, wrap;
-    if (!PyArg_ParseTuple(args, "KKK", &make, &free, &wrap))
+    unsigned long long empty, window, free, wrap;
+    if (!PyArg_ParseTuple(args, "KKKK", &empty, &window, &free, &wrap))
         return NULL;
-    make_strided = (void *)(uintptr_t)make, let_go = (void *)(uintptr_t)free, as_object = (void *)(uintptr_t)wrap;
+    make_empty = (void *)(uintptr_t)empty, make_window = (void *)(uintptr_t)window;
+    let_go = (void *)(uintptr_t)free, as_object = (void *)(uintptr_t)wrap;
     Py_RETURN_NONE;
 }
 
@@ -1030,7 +1055,7 @@ static PyObject *setup(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS, "Tell what a tensor is."},
     {"setup_holders", setup_holders, METH_O, "Tell where counts are."},
-    {"setup_empty", setup_empty, METH_VARARGS, "Tell how a tensor is made."},
+    {"setup_makers", setup_makers, METH_VARARGS, "Tell how a tensor is made."},
     {"storage_of", storage_of, METH_O, "storage_of(tensor) -> address or None"},
     {"holders", holders, METH_O, "holders(list of tensors) -> bytes or None"},
     {"lie_at", (PyCFunction)(void (*)(void))lie_at, METH_FASTCALL, "lie_at(tensors, positions, addresses) -> bool"},
@@ -1043,11 +1068,11 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "unchanged", "Have th
 
 PyMODINIT_FUNC PyInit_unchanged(void)
 {
-    if (PyType_Ready(&memo_type) < 0 || PyType_Ready(&spans_type) < 0 || PyType_Ready(&empty_type) < 0)
+    if (PyType_Ready(&memo_type) < 0 || PyType_Ready(&spans_type) < 0 || PyType_Ready(&maker_type) < 0)
         return NULL;
     PyObject *m = PyModule_Create(&module);
     if (m == NULL || PyModule_AddIntConstant(m, "INTERFACE", 3) < 0 || PyModule_AddObjectRef(m, "Memo", (PyObject *)&memo_type) < 0 ||
-        PyModule_AddObjectRef(m, "Spans", (PyObject *)&spans_type) < 0 || PyModule_AddObjectRef(m, "Empty", (PyObject *)&empty_type) < 0)
+        PyModule_AddObjectRef(m, "Spans", (PyObject *)&spans_type) < 0 || PyModule_AddObjectRef(m, "Maker", (PyObject *)&maker_type) < 0)
         return NULL;
     return m;
 }

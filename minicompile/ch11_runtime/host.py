@@ -50,7 +50,7 @@ from ..ch01_graphs.floats import Float, float_text
 from ..ch01_graphs.layouts import copy_with_layout
 from ..ch01_graphs.symbolic import Expr, Int, to_text
 from ..ch02_guards.codegen import define
-from ..ch02_guards.memory import empty_on_cpu, raise_versions
+from ..ch02_guards.memory import empty_on_cpu, raise_versions, view, window
 from ..ch07_loops.ir import Extern, Layout, Program, View, root_of
 from ..ch08_fusion.canonical import canonical, canonical_key, canonical_names
 from ..ch08_fusion.fuse import Schedule
@@ -119,7 +119,7 @@ class Writer:
         return self.known[key]
 
 
-RESERVED = {"args", "call", "empty", "as_strided", "relayout", "view", "result", "exchange_device",
+RESERVED = {"args", "call", "empty", "as_strided", "relayout", "view", "window", "result", "exchange_device",
             "outer_device", "bits_of_float", "raise_versions", "below_autograd", "torch"}
 NAMED_CONSTANT = re.compile(r"(k|x|c|dtype|device|number|unused_)\d+$|empty_")       # how globals are named
 
@@ -137,10 +137,12 @@ def tuple_text(values) -> str:
 #
 # A view that is the whole buffer is the buffer. Others are one `as_strided`. Memory that we allocated
 # starts at offset 0; an input may itself be a window into something larger, and so may what a library call
-# returns, so there the tensor's own offset is added at run time.
+# returns, so there the tensor's own offset is added at run time. An argument of a library call that only reads it need not be a view to
+# autograd: it is a [`window`](ref:minicompile.ch02_guards.memory.window), made in a quarter of the time.
 
 # %%
-def view_text(w: Writer, v: View) -> str:
+def view_text(w: Writer, v: View, apart: bool = False) -> str:
+    """apart: it need not be, or must not be, a view to autograd."""
     buffer, name = w.program.buffers[v.buffer], w.local(v.buffer)
     plain = Layout(buffer.layout.size, buffer.layout.stride)
     transposed = Layout(buffer.layout.size[::-1], buffer.layout.stride[::-1])
@@ -149,6 +151,8 @@ def view_text(w: Writer, v: View) -> str:
     if len(buffer.layout.size) == 2 and v.layout == transposed and _same_layout(w, v.buffer):
         return f"{name}.t()"                       # half the cost of as_strided, and the most frequent view
     where = f"{tuple_text(v.layout.size)}, {tuple_text(v.layout.stride)}, {int_text(v.layout.offset)}"
+    if apart:
+        return f"window({name}, {where})"
     if root_of(w.program.buffers, v.buffer) in w.fresh:
         return f"as_strided({name}, {where})"
     return f"view({name}, {where})"
@@ -157,11 +161,6 @@ def view_text(w: Writer, v: View) -> str:
 def _same_layout(w: Writer, name: str) -> bool:
     a, b = w.program.buffers[name].layout, w.program.buffers[root_of(w.program.buffers, name)].layout
     return a.size == b.size and a.stride == b.stride
-
-
-def view(tensor: torch.Tensor, size, stride, offset) -> torch.Tensor:
-    """A window that starts `offset` elements after the first element of `tensor`."""
-    return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
 
 
 # %% tags=["exercise:relayout"]
@@ -178,18 +177,24 @@ def relayout(tensor: torch.Tensor, size, stride) -> torch.Tensor:
 
 
 # %%
-def argument_text(w: Writer, a: Any) -> str:
+def argument_text(w: Writer, a: Any, only_read: bool) -> str:
     """One argument of a library call as text."""
     if isinstance(a, View):
-        return view_text(w, a)
+        return view_text(w, a, only_read)
     if isinstance(a, (Expr, Float)):
         return float_text(a)
     if isinstance(a, (list, tuple)):            # fx keeps lists as a subclass of list
-        inner = ", ".join(argument_text(w, x) for x in a)
+        inner = ", ".join(argument_text(w, x, only_read) for x in a)
         return f"[{inner}]" if isinstance(a, list) else f"({inner}{',' if len(a) == 1 else ''})"
     if a is None or type(a) in (bool, int, str) or type(a) is float and math.isfinite(a):
         return repr(a)
     return w.constant(a, "c")
+
+
+def only_reads(op) -> bool:
+    """Does a call of `op` neither write to a tensor nor return one that it was given?"""
+    schema = getattr(op, "_schema", None)
+    return getattr(op, "namespace", None) == "aten" and schema and not any(x.alias_info for x in (*schema.arguments, *schema.returns))
 
 # %% [markdown]
 # ## Library calls
@@ -274,8 +279,9 @@ def binding(step: Extern, buffers: dict) -> Callable:
 
 # %%
 def write_extern(w: Writer, step: Extern) -> None:
-    args = [argument_text(w, a) for a in step.args]
-    args += [f"{k}={argument_text(w, a)}" for k, a in step.kwargs.items()]
+    only_read = only_reads(step.op)
+    args = [argument_text(w, a, only_read) for a in step.args]
+    args += [f"{k}={argument_text(w, a, only_read)}" for k, a in step.kwargs.items()]
     buffers = w.program.buffers
     if step.op in OUT_FORMS and step.outputs[0] is not None:
         fn = w.constant(OUT_FORMS[step.op], "x")
@@ -328,10 +334,8 @@ def write_allocation(w: Writer, name: str) -> None:
 def write_reuse(w: Writer, new: str, old: str) -> None:
     """`new` takes over the memory of `old`, which is dead (or dies in this very kernel)."""
     layout = w.program.buffers[new].layout
-    window = view_text(w, View(old, Layout(layout.size, layout.stride)))
-    if window != w.local(old) and any(isinstance(o, View) and o.buffer == new for o in w.program.outputs):
-        window += ".detach()"                      # a result is no view of what lay there before: `detach_` refuses views
-    w.emit(f"{w.local(new)} = {window}  # takes over its memory")
+    text = view_text(w, View(old, Layout(layout.size, layout.stride)), apart=True)      # as a result, it is no view of what lay there
+    w.emit(f"{w.local(new)} = {text}  # takes over its memory")
     if old in w.fresh:
         w.fresh.add(new)
 
@@ -358,7 +362,7 @@ def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str | Vie
     p = schedule.program
     w = Writer(p)
     w.globals.update(torch=torch, empty=allocate, as_strided=torch.as_strided, relayout=relayout,
-                     view=view, bits_of_float=bits_of_float,
+                     view=view, window=window, bits_of_float=bits_of_float,
                      below_autograd=torch._C._AutoDispatchBelowAutograd, **floats.NAMESPACE)
     for name, tensor in p.constants.items():
         w.globals[w.local(name)] = tensor

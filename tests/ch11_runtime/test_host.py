@@ -11,14 +11,14 @@ import minicompile
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.symbolic import Symbol
 from minicompile.ch01_graphs.trace import trace
-from minicompile.ch02_guards.memory import empty_on_cpu
+from minicompile.ch02_guards.memory import empty_on_cpu, facts, view, window
 from minicompile.ch02_guards.stable import unchanged
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.builder import Builder
 from minicompile.ch07_loops.ir import Buffer, Extern, Layout, Loop, Program, View
 from minicompile.ch07_loops.lower import lower
 from minicompile.ch08_fusion.fuse import fuse
-from minicompile.ch11_runtime.host import Arrived, binding, compile_schedule, relayout
+from minicompile.ch11_runtime.host import Arrived, binding, compile_schedule, only_reads, relayout
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -126,7 +126,7 @@ def test_updates_are_seen_by_autograd():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64, torch.float8_e4m3fn])
 def test_memory_of_the_cpu_is_made_from_numbers(dtype):
     empty = empty_on_cpu(dtype)
-    assert unchanged is None or type(empty) is unchanged.Empty
+    assert unchanged is None or type(empty) is unchanged.Maker
     for size, stride in (((), ()), ((0, 3), (3, 1)), ((4, 5), (1, 4)), ((2, 3), (8, 1)), ((1,) * 12, (1,) * 12), ([2], [1])):
         for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
             with mode():
@@ -145,6 +145,37 @@ def test_memory_of_the_cpu_is_made_from_numbers(dtype):
     kept = weakref.ref(tensor := empty((1000,), (1,)))
     del tensor
     assert kept() is None
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_window_is_a_tensor_of_its_own_in_the_memory_of_another(mode):
+    with mode():
+        base = torch.arange(24.)
+        for tensor in (base, base[3:], base.view(4, 6)[:, 1:], torch.nn.Parameter(base), base.to(torch.complex64).conj().imag):
+            for size, stride, offset in (((2, 3), (3, 1), 1), ((), (), 0), ((0, 2), (2, 1), 0), ((3, 2), (1, 3), 2), ([2], [1], 1)):
+                made, expected = window(tensor, size, stride, offset), view(tensor, size, stride, offset)
+                assert facts(made) == facts(expected.detach()) and made.data_ptr() == expected.data_ptr()
+                counts = [(sys.getrefcount(t), t._use_count()) for t in (made, expected)]
+                assert counts[0] == counts[1] and not made._is_view()
+        with pytest.raises(RuntimeError):
+            window(base, (2,), (-1,), 0)
+        with pytest.raises(TypeError):
+            window(base, (2.5,), (1,), 0)
+        made = window(base, (2,), (1,), 0)
+        made.fill_(7)
+        assert base[:2].tolist() == [7, 7]
+        del base, tensor, expected
+        assert made.tolist() == [7, 7]
+
+
+def test_only_calls_that_keep_nothing_get_windows():
+    assert only_reads(aten.addmm.default) and only_reads(aten._scaled_dot_product_flash_attention_for_cpu.default)
+    assert not only_reads(aten.add_.Tensor) and not only_reads(aten.view.default) and not only_reads(torch.ops.prims.sin.default)
+    assert not only_reads(print)
+    host = compiled(lambda x, w: [torch.mm(x.view(4, 6), w[1:].t())], [torch.randn(24), torch.randn(4, 6)])
+    assert "window(" in host.source and "as_strided(" not in host.source
+    x, w = torch.randn(24), torch.randn(4, 6)
+    torch.testing.assert_close(host([x, w])[0], torch.mm(x.view(4, 6), w[1:].t()))
 
 
 def test_memory_is_taken_over_in_place():
