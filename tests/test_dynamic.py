@@ -807,3 +807,21 @@ def test_buffers_that_grow(backend):
         torch.testing.assert_close(*(torch.autograd.grad(r.sum(), x, retain_graph=True) for r in results))
         torch.testing.assert_close(modules[0].seen, modules[1].seen)
     assert driver.counters.graphs <= 3
+
+TENSORS_OF_NUMBERS = (
+    lambda x, t: torch.tensor([t]), lambda x, t: torch.tensor([x.shape[0], 1]), lambda x, t: torch.as_tensor([[t, 1.5], [x.shape[0], 2]]),
+    lambda x, t: x.new_tensor([x.shape[0], t]), lambda x, t: torch.FloatTensor([x.shape[0], t]), lambda x, t: torch.tensor(x.shape),
+    lambda x, t: torch.tensor((t, t), dtype=torch.int32), lambda x, t: torch.tensor([[t]] * 2, device="cpu"),
+    lambda x, t: torch.tensor((*x.shape, *x.shape)),
+    lambda x, t: torch.tensor([x.sum(), 1]), lambda x, t: torch.tensor([[x.sum().double()], [x.mean()]]),
+    lambda x, t: torch.zeros(2, x.shape[0])[torch.tensor([0, 1]), torch.tensor([t % x.shape[0], 0])])
+
+
+@pytest.mark.parametrize("make", TENSORS_OF_NUMBERS)
+@pytest.mark.parametrize("backend", ("eager", None))
+def test_tensors_of_numbers_that_vary(make, backend):
+    driver.counters.clear()
+    compiled = minicompile.compile(make, backend=backend, fullgraph=True)
+    for size in (3, 4, 5, 6, 7):
+        torch.testing.assert_close(compiled(torch.ones(size), size + 2), make(torch.ones(size), size + 2))
+    assert driver.counters.graphs <= 2

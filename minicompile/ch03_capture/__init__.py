@@ -41,12 +41,12 @@
 # 2. `tracer.py`, what a trace has written so far; `values.py` (with `exceptions.py` and `lookup.py`), `interpreter.py` (with
 #    `binding.py`), `wrap.py` and `inputs.py`: the values, the machine that runs bytecode on them, and how an object of the
 #    program becomes a value;
-# 3. `tensors.py`, where the graph grows (`storage.py`: what a program sees of memory); `protocol.py`, how an operator
-#    finds its method; `attributes.py`, `iterate.py`, `operations.py` (with `varying.py`), `comparisons.py`,
-#    `subscripts.py`, `methods.py` and `calls.py`, what Python means by `.`, `for`, `+`, `<`, `[]` and `()`; `library`,
-#    what has no bytecode to look at, one by one, among it `library/items.py` and `library/iterators.py`, what `[]` and `for` do
-#    to each kind of container, `library/modules.py`, modules of PyTorch, `library/classes.py`, classes that the trace itself makes,
-#    `library/contexts.py`, context managers, `library/control_flow.py`, branches and scans that are functions, and
+# 3. `tensors.py`, where the graph grows (`storage.py`: what a program sees of memory; `constants.py`: tensors that are known);
+#    `protocol.py`, how an operator finds its method; `attributes.py`, `iterate.py`, `operations.py` (with `varying.py`),
+#    `comparisons.py`, `subscripts.py`, `methods.py` and `calls.py`, what Python means by `.`, `for`, `+`, `<`, `[]` and `()`;
+#    `library`, what has no bytecode to look at, one by one, among it `library/items.py` and `library/iterators.py`, what `[]` and
+#    `for` do to each kind of container, `library/modules.py`, modules of PyTorch, `library/classes.py`, classes that the trace
+#    itself makes, `library/contexts.py`, context managers, `library/control_flow.py`, branches and scans that are functions, and
 #    `library/regions.py`, autograd functions and checkpoints;
 # 4. `opcodes.py` and `opcodes_calls.py`: the instructions, most of them one to five lines now;
 # 5. `effects.py`, `epilogue.py` and `capture.py`: the result is written down as a graph, guards, and the Python text of a

@@ -32,6 +32,7 @@ import numpy
 import torch
 
 from .attributes import get_attribute
+from .constants import as_item
 from .exceptions import INTERPRETING, user_error, user_errors
 from .iterate import length, unpack
 from .lookup import MISSING, captures, lookup
@@ -41,7 +42,7 @@ from .tensors import emit
 from .tracer import Tracer, call, location, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SymVal, TensorVal,
-    TupleVal, ViewVal, as_number, boolean, const, describe, is_identity)
+    TupleVal, ViewVal, boolean, const, describe, is_identity)
 from .varying import varies_in
 from .wrap import as_python, dict_contents, entries, realize, wrap
 
@@ -67,7 +68,7 @@ BRANCH_ON_VALUES = "a branch on the values of a tensor"
 
 def truth(tx: Tracer, value: AbstractValue, jump=None) -> bool:
     """bool(value). jump: where a conditional jump asks for it, the frame and the index of that instruction."""
-    value = as_number(value)
+    value = as_item(value)
     kind = type(value)
     if kind is Const:
         return bool(value.value)

@@ -33,6 +33,7 @@ from ..ch02_guards.sources import AttrSource
 from ..ch02_guards.torch_guards import METHODS_OF_TENSORS
 from ..errors import Unsupported, marked
 from ..tables import Table
+from .constants import as_item, as_number, from_constants, is_made_of_constants, known_tensor, name_of_target
 from .exceptions import user_error
 from .library.tensor_names import METADATA, READ_FROM_INPUT, REFUSED_METHODS, TAKES_SIZES, VIEW_ATTRIBUTES
 from .lookup import MISSING, lookup
@@ -40,7 +41,7 @@ from .storage import AS_STRIDED, check_strided, guard_not_a_view, guard_views, t
 from .tracer import Tracer, call, guard, is_library, location, say_where, step_of, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodName, MethodVal, NONE, NUMPY_SCALARS, ObjVal, SliceVal, SymVal, TensorVal,
-    TupleVal, as_number, const, describe)
+    TupleVal, const, describe)
 from .wrap import entries, realize, wrap, wrap_constant
 
 
@@ -163,13 +164,7 @@ def known_result(tx: Tracer, target, args, kwargs, result) -> AbstractValue | No
         return tx.tensors.of_fake.get(id(result))               # `contiguous()` of a contiguous tensor: nothing to do
     if result.dim() or (real := from_constants(target, args, kwargs)) is None or real.dtype != result.dtype:
         return None
-    made = wrap_result(tx, tx.graph.call_function(torch.tensor, (real.item(),), {"dtype": real.dtype}), result)
-    made.number = const(real.item()), result._version
-    return made
-
-
-def name_of_target(target) -> str:
-    return target if isinstance(target, str) else getattr(target, "__name__", "")
+    return wrap_result(tx, tx.graph.call_function(torch.tensor, (real.item(),), {"dtype": real.dtype}), result)
 
 
 # %% [markdown]
@@ -200,41 +195,6 @@ def check_written(tx: Tracer, name: str, written, fakes, result) -> None:
     for fake in written:
         if torch.is_grad_enabled() or fake._is_view() and fake.requires_grad:
             guard_views(tx, fake)
-
-
-# %% [markdown]
-# **Numbers that are tensors.** `n = torch.div(x.shape[1], 2 * w, rounding_mode="trunc")` is a tensor, although
-# nothing but integers went into it, and `x.view(-1, n, 2 * w)` asks for its value. What an elementwise operation
-# makes of constants is computed on the spot: in the graph it is a constant again, and its value is known as long
-# as nobody writes to it.
-
-# %%
-def is_pointwise(target) -> bool:
-    """Whether a torch function, method name or operator of Python is elementwise, and not random."""
-    name = name_of_target(target)
-    packet = getattr(torch.ops.aten, {"truediv": "div"}.get(name, name).strip("_"), None)
-    operator_ = getattr(packet, "Tensor", None) or getattr(packet, "default", None)
-    tags = getattr(operator_, "tags", ())
-    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
-
-
-def from_constants(target, args, kwargs):
-    """The 0-d tensor on the CPU that an elementwise operation makes of these values, or None if they are not all
-    known, or its value is not finite."""
-    values = [*args, *kwargs.values()]
-    if not is_pointwise(target) or not all(
-            type(v) in (Const, SymVal) or type(as_number(v)) is Const for v in values):
-        return None
-
-    def concrete(v):
-        return torch.tensor(v.number[0].value, dtype=v.fake.dtype) if type(v) is TensorVal else v.value
-    try:
-        with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
-            args, kwargs = [concrete(v) for v in args], {k: concrete(v) for k, v in kwargs.items()}
-            real = getattr(args[0], target)(*args[1:], **kwargs) if isinstance(target, str) else target(*args, **kwargs)
-    except Exception:
-        return None
-    return real if isinstance(real, torch.Tensor) and not real.is_complex() and bool(real.isfinite()) else None
 
 
 # %% [markdown]
@@ -305,7 +265,7 @@ def holds_tensor(result) -> bool:
 
 
 def finish_node(tx, node, result):
-    node.meta.update(val=result, location=location(tx), origins=(), born=next(BIRTHS))
+    node.meta.update(val=result, location=location(tx), origins=(), born=next(BIRTHS), known=is_made_of_constants(node, result))
     if tx.effects.region:
         node.meta["recompute"] = tx.effects.region
 
@@ -461,8 +421,11 @@ NUMBER_METHODS = {"__int__": int, "__float__": float, "__index__": operator.inde
 
 
 def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -> AbstractValue:
-    if name in ("item", "tolist", *NUMBER_METHODS) and not args and type(known := as_number(tensor)) is Const:
-        return const(NUMBER_METHODS[name](known.value)) if name in NUMBER_METHODS else known
+    if name in ("item", "tolist", *NUMBER_METHODS) and not args:
+        if type(known := as_item(tensor)) is Const and (name != "tolist" or not tensor.fake.dim()):
+            return const(NUMBER_METHODS[name](known.value)) if name in NUMBER_METHODS else known
+        if name == "tolist" and (real := known_tensor(tensor)) is not None:
+            return wrap_constant(tx, real.tolist())
     if name in REFUSED_METHODS or name == "to" and any(type(a) is ObjVal for a in args):
         unsupported(tx, f"Tensor.{name}() needs the numbers of the tensor or changes what it is")
     return emit(tx, name, [tensor, *args], kwargs)

@@ -139,13 +139,6 @@ class TensorVal(AbstractValue):
         return (self.real is None or self.real.is_leaf) and self.fake.is_leaf
 
 
-def as_number(value: AbstractValue) -> AbstractValue:
-    """A tensor whose value is known as that number; any other value as it is."""
-    if type(value) is TensorVal and value.number is not None and value.number[1] == value.fake._version:
-        return value.number[0]
-    return value
-
-
 class SymVal(AbstractValue):
     """A size, int or float that is not known at compile time: a node of the graph and a `torch.SymInt` or
     `torch.SymFloat`. scalar: the class of NumPy whose object this is, if any: tensors take it for a number of Python."""

@@ -23,13 +23,14 @@ from ..ch01_graphs.fake import storage_key
 from ..ch01_graphs.symbolic import present
 from ..ch03_capture import hook
 from ..ch03_capture.calls import BY_CODE, DISABLED_BY_TORCH, handles, inline_code
+from ..ch03_capture.constants import as_number
 from ..ch03_capture.effects import call_later, changed
 from ..ch03_capture.inputs import counter
 from ..ch03_capture.operations import emit_float
 from ..ch03_capture.protocol import METHODS
 from ..ch03_capture.tensors import call_tensor_method, emit
 from ..ch03_capture.tracer import Tracer, call, is_library, unsupported
-from ..ch03_capture.values import NONE, AbstractValue, Const, DictVal, Lazy, ObjVal, SymVal, TensorVal, as_number
+from ..ch03_capture.values import NONE, AbstractValue, Const, DictVal, Lazy, ObjVal, SymVal, TensorVal
 from ..ch03_capture.wrap import wrap
 from .slots import autograd
 

@@ -3384,3 +3384,58 @@ def test_a_function_is_guarded_once_for_all_its_calls(monkeypatch):
     monkeypatch.setattr(GuardSet, "add", lambda self, source, kind, *more: (asked.append(kind), add(self, source, kind, *more)))
     trace_frame(f, {"x": torch.ones(2), "model": model}, CaptureOptions())
     assert asked.count("FUNCTION") < 20 and asked.count("BASES") < 5
+
+
+# ---- tensors that are known ----------------------------------------------------------------------------------------
+
+class Sampler(torch.nn.Module):
+    steps = 4
+
+    def forward(self, x):
+        times = list(reversed(torch.linspace(-1, 9, steps=self.steps + 1).int().tolist()))
+        for now, after in zip(times[:-1], times[1:]):
+            x = x + now if after < 0 else x * (now - after)
+        rows, columns = torch.meshgrid(torch.arange(2), torch.arange(3), indexing="ij")
+        levels = torch.tensor([[2, 3], [4, 5]])
+        starts = torch.cat([levels.new_zeros((1,)), levels.prod(1).cumsum(0)[:-1]]).tolist()
+        if torch.triu(torch.ones(3, 3), 1).bool().any():
+            for height, width in levels:
+                x = x + int(height) * width.item()
+        return x, times, rows.tolist(), columns.sum().item(), starts, float(torch.tensor([2.5])), bool(torch.ones(1)), levels
+
+
+def test_numbers_of_tensors_of_constants():
+    compiled, x = minicompile.compile(Sampler(), backend="eager", fullgraph=True), torch.ones(2)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), Sampler()(x))
+        compiled(x)[-1].zero_()
+
+
+@pytest.mark.parametrize("write", (
+    lambda t: t.add_(1), lambda t: t[0].zero_(), lambda t: t.view(2).data.zero_(), lambda t: t.numpy().fill(3),
+    lambda t: torch.add(t, t, out=t), lambda t: t.detach().sub_(1)))
+def test_what_was_written_is_not_of_constants(write):
+    def asked(x):
+        t = torch.arange(2)
+        later = t * 2
+        view = t.view(2)
+        write(t)
+        return x + 1, t.tolist(), view.tolist(), later.tolist(), (t + 1).sum().item()
+    x = torch.ones(2)
+    compiled = minicompile.compile(asked, backend="eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), asked(x))
+
+
+@pytest.mark.parametrize("draw", (lambda: torch.rand(3), lambda: torch.randperm(3), lambda: torch.zeros(3).normal_(),
+                                  lambda: torch.nn.functional.dropout(torch.ones(3)), lambda: torch.bernoulli(torch.full((3,), 0.5))))
+def test_what_was_drawn_is_not_of_constants(draw):
+    def drawn(x):
+        return x, (draw() * 2).tolist()
+    compiled = minicompile.compile(drawn, backend="eager")
+    for seed in range(4):
+        results = []
+        for f in (compiled, drawn):
+            torch.manual_seed(seed)
+            results.append(f(torch.ones(2)))
+        torch.testing.assert_close(*results)

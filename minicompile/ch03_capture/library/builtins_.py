@@ -24,6 +24,7 @@ from ...ch02_guards.identity import is_long_lived
 from ...errors import SkipFrame
 from ..attributes import get_attribute, has_attribute, in_library, is_library_class, set_attribute
 from ..calls import HANDLED, guard_function, handles, refuse_finalizer
+from ..constants import as_number
 from ..exceptions import user_error, user_errors
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import length, natively, next_value, unpack, values_of
@@ -34,7 +35,7 @@ from ..protocol import METHODS, method, special
 from ..tracer import answer, bases, call, location, plain_python, unsupported
 from ..values import (
     AbstractValue, CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal, PartialVal, SliceVal,
-    SuperVal, SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, const, describe, is_class, is_unseen)
+    SuperVal, SymVal, TRUE, TensorVal, TupleVal, boolean, const, describe, is_class, is_unseen)
 from ..varying import computed
 from ..wrap import as_python, guard_keys, is_made_per_call, wrap
 from .containers import dict_update, result_of, set_of, sort_values, stop_iteration

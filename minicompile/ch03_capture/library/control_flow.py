@@ -26,8 +26,9 @@ import operator
 import torch
 
 from ..calls import handles
+from ..constants import is_pointwise
 from ..iterate import unpack
-from ..tensors import emit, is_pointwise
+from ..tensors import emit
 from ..tracer import Tracer, call, unsupported
 from ..values import FALSE, ListVal, TensorVal, TupleVal, AbstractValue, const, describe
 

@@ -11,11 +11,12 @@ import math
 import torch
 
 from ..calls import HANDLED, handles
+from ..constants import as_item
 from ..operations import binary, emit_float, fold, later, scalar_of, unary
 from ..protocol import special
 from ..tensors import emit
 from ..tracer import unsupported
-from ..values import Const, NONE, SymVal, TensorVal, TupleVal, as_number, const, describe
+from ..values import Const, NONE, SymVal, TensorVal, TupleVal, const, describe
 
 ZERO, ONE = const(0), const(1)
 
@@ -33,7 +34,7 @@ def own_conversion(tx, value, *names):
 def conversion(kind, of_symbol, *methods):
     """The handler of `int` or `float`. of_symbol: what it is of a symbolic number of the other kind."""
     def handler(tx, value=ZERO, *base):
-        value = as_number(value)
+        value = as_item(value)
         if type(value) is TensorVal:
             unsupported(tx, f"{kind.__name__}() of a tensor")
         if type(value) is SymVal:

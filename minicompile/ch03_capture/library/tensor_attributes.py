@@ -40,7 +40,7 @@ def data(tx, tensor):
     """The same memory with a version counter of its own."""
     for value in tx.tensors.of_fake.values():
         if storage_key(value.fake) == storage_key(tensor.fake):
-            value.number, value.updates = None, ((), -1)
+            value.number, value.updates, value.node.meta["exposed"] = None, ((), -1), True
     return emit(tx, getattr, [tensor, const("data")])
 
 

@@ -17,9 +17,8 @@ from torch.utils import _pytree as pytree
 
 from ... import marks
 from ...ch01_graphs.layouts import contiguous_strides
-from ...ch01_graphs.shapes import expr_of
-from ...ch01_graphs.symbolic import present
 from ..calls import HANDLED, REAL_CALLS, call, handles
+from ..constants import constant_of, on_real_tensors
 from ..effects import call_later
 from ..exceptions import user_errors
 from ..iterate import unpack
@@ -27,7 +26,7 @@ from ..methods import call_method
 from ..comparisons import truth
 from ..operations import fold
 from ..protocol import method
-from ..tensors import call_tensor_method, emit, is_pointwise, run_fake, to_arg, wrap_result
+from ..tensors import call_tensor_method, emit, run_fake, to_arg, wrap_result
 from ..tracer import answer, guard, is_library, line_of, unsupported
 from ..values import (
     AbstractValue, Const, DictVal, FALSE, ListVal, NONE, NotConstant, SymVal, TensorVal, TupleVal, boolean, const)
@@ -141,7 +140,7 @@ def as_tensor(tx, data, dtype=NONE, device=NONE):
 # %% [markdown]
 # `torch.tensor([[1, 2], [3, 4]])` has data, not tensors, for arguments. The call is made once, here and now on
 # the CPU, to see which shape and dtype PyTorch gives to this data, and becomes a node, since each call of the
-# program has to get a new tensor. A tensor of a single number keeps the number in the trace.
+# program has to get a new tensor. Numbers that vary, and tensors of one number, are joined (`tensor_of_numbers`).
 
 # %%
 def make_tensor(function, tx, /, *args, **kwargs) -> AbstractValue:
@@ -161,6 +160,8 @@ def make_tensor(function, tx, /, *args, **kwargs) -> AbstractValue:
         return emit(tx, torch.full, [const(()), args[0]], kwargs)
     if function is not torch.scalar_tensor and type(args[0] if args else None) is not TensorVal and (dtype := dtype_of_numbers(tx, args)):
         fx_kwargs.setdefault("dtype", dtype)
+    if (made := tensor_of_numbers(tx, args, fx_kwargs)) is not None:
+        return made
     node = tx.graph.create_node("call_function", function, fx_args, fx_kwargs)
     if node.all_input_nodes:
         unsupported(tx, "torch.tensor() of tensors")
@@ -172,16 +173,43 @@ def make_tensor(function, tx, /, *args, **kwargs) -> AbstractValue:
     device = torch.device(fx_kwargs.get("device") or "cpu")
     result = run_fake(tx, torch.empty, (tuple(real.shape),), {
         "dtype": real.dtype, "device": device, "requires_grad": real.requires_grad})
-    made = wrap_result(tx, node, result)
-    if real.dim() == 0 and device.type == "cpu" and not real.requires_grad and not real.is_complex():
-        made.number = const(real.item()), result._version
-    return made
+    return wrap_result(tx, node, result)
+
+
+def tensor_of_numbers(tx, args, fx_kwargs) -> AbstractValue | None:
+    """torch.tensor([height, width]), where numbers among the data vary, or are tensors: they are joined, and get the shape of the data."""
+    numbers = []
+
+    def noted(value):
+        if type(value) in (Const, SymVal, TensorVal):
+            numbers.append(value)
+        return of_same_dtype(value)
+    try:
+        data = [as_python(tx, a, noted) for a in args]
+        real = torch.tensor(*data, dtype=fx_kwargs.get("dtype"), device="cpu")
+    except Exception:                   # `torch.tensor` itself will say
+        return None
+    tensors = [n.fake for n in numbers if type(n) is TensorVal]
+    if {Const}.issuperset(map(type, numbers)) or real.numel() != len(numbers) or fx_kwargs.keys() - {"dtype", "device"} or tensors and (
+            "device" in fx_kwargs or any(t.dim() or t.requires_grad or t.device.type != "cpu" for t in tensors)):
+        return None
+    named = {"dtype": const(real.dtype)} | {k: const(v) for k, v in fx_kwargs.items() if k == "device"}
+    parts = [emit(tx, "to", [emit(tx, "reshape", [n, const(1)]), named["dtype"]]) if type(n) is TensorVal else
+             emit(tx, torch.full, [TupleVal(items=[const(1)]), n], named) for n in numbers]
+    return emit(tx, "view", [emit(tx, torch.cat, [ListVal(items=parts)]), *map(const, real.shape)])
+
+
+def of_same_dtype(value: AbstractValue):
+    """Something of the same dtype for a tensor or a number that varies; None for others."""
+    if type(value) is TensorVal:
+        return torch.zeros((), dtype=value.fake.dtype)
+    return value.cls(1) if type(value) is SymVal else None
 
 
 def dtype_of_numbers(tx, args):
     """The dtype of `torch.tensor(*args)` if there are numbers of NumPy, or in tensors, among the data, or None."""
     try:
-        data = [as_python(tx, a, lambda v: torch.zeros((), dtype=v.fake.dtype) if type(v) is TensorVal else None) for a in args]
+        data = [as_python(tx, a, of_same_dtype) for a in args]
     except NotConstant:
         return None
     found = any(isinstance(leaf, (numpy.generic, torch.Tensor)) for leaf in pytree.tree_leaves(data))
@@ -190,6 +218,13 @@ def dtype_of_numbers(tx, args):
 
 for _function in (torch.tensor, torch.scalar_tensor):
     HANDLED[_function] = functools.partial(make_tensor, _function)
+
+
+@method(TensorVal, "new_tensor")
+def new_tensor(tx, self, /, *args, **kwargs) -> AbstractValue:
+    named = {"dtype": self.fake.dtype, "device": self.fake.device} | {k: to_arg(tx, v) for k, v in kwargs.items()}
+    made = tensor_of_numbers(tx, args, named) if args and type(args[0]) in (ListVal, TupleVal) else None
+    return made or call_tensor_method(tx, self, "new_tensor", args, kwargs)
 
 
 # %% [markdown]
@@ -254,10 +289,6 @@ def group_tensors(tx, lists, with_indices=FALSE):
 # mask for eager, too, whose kernels for masks draw other random numbers for dropout.
 
 # %%
-OF_CONSTANTS = frozenset(("arange", "ones", "new_ones", "full", "new_full", "getitem", "expand", "view", "reshape", "unsqueeze", "to",
-                          "and_", "or_"))
-
-
 @handles(torch.nn.functional.scaled_dot_product_attention)
 def attention(tx, *args, **kwargs):
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
@@ -271,7 +302,7 @@ def attention(tx, *args, **kwargs):
 def known_mask(mask: TensorVal) -> dict:
     """The arguments that say the same as a mask, where it is known."""
     try:
-        with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        with on_real_tensors():
             value = constant_of(mask.node, {})
             if value.dtype == torch.bool and bool(value.all()):
                 return {"attn_mask": NONE}
@@ -281,28 +312,6 @@ def known_mask(mask: TensorVal) -> dict:
     except Exception:       # not made of constants, or of sizes that vary; or the program's own error, which the call itself will raise
         pass
     return {}
-
-
-def constant_of(node, known: dict) -> torch.Tensor:
-    """The value of a node that is made of constants and was never written to, with dimensions of size 1 where it is expanded. Raises
-    ValueError for others. known: of nodes already computed. A size that varies can only come from `expand`, along which all is equal."""
-    if node not in known:
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        fake = node.meta.get("val")
-        made = node.op != "placeholder" and (name in OF_CONSTANTS or is_pointwise(node.target))
-        if not made or not isinstance(fake, torch.Tensor) or fake._version:
-            raise ValueError("not made of constants")
-
-        def concrete(a):
-            if isinstance(a, torch.fx.Node):
-                return constant_of(a, known).expand([present(expr_of(n)) for n in a.meta["val"].shape])
-            return torch.device("cpu") if isinstance(a, torch.device) else a
-        if name == "expand":
-            known[node] = constant_of(node.args[0], known)
-        else:
-            args, kwargs = (torch.fx.node.map_aggregate(a, concrete) for a in (node.args, node.kwargs))
-            known[node] = getattr(args[0], name)(*args[1:], **kwargs) if node.op == "call_method" else node.target(*args, **kwargs)
-    return known[node]
 
 
 # %% [markdown]

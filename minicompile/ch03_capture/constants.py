@@ -1,0 +1,136 @@
+# %% [markdown]
+# # Tensors that are known
+#
+# `n = torch.div(x.shape[1], 2 * w, rounding_mode="trunc")` is a tensor, although nothing but integers went into it, and
+# `x.view(-1, n, 2 * w)` asks for its value. A sampler asks for its times, `torch.linspace(-1, 999, 51).int().tolist()`. What
+# operations that draw nothing make of constants is known while the function is traced.
+#
+# When a node is made, it is marked as known if its arguments are (`is_made_of_constants`). Its numbers are computed when somebody
+# asks for them (`known_tensor`), from the nodes that it was made of, as long as nobody has written to one of these. What an
+# elementwise operation makes of numbers is a constant of the graph at once (`from_constants`).
+
+# %%
+import contextlib
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..ch01_graphs.fake import FakeTensor
+from ..ch01_graphs.shapes import expr_of
+from ..ch01_graphs.symbolic import present
+from .values import AbstractValue, Const, SymVal, TensorVal, const
+
+MOST_NUMBERS = 4096          # of a tensor that is computed while tracing
+OF_CONSTANTS = frozenset((
+    "arange", "linspace", "logspace", "zeros", "ones", "full", "eye", "tensor", "as_tensor", "scalar_tensor", "zeros_like", "ones_like",
+    "full_like", "new_zeros", "new_ones", "new_full", "getitem", "reshape", "view", "flatten", "unsqueeze", "squeeze", "expand", "t",
+    "transpose", "permute", "flip", "stack", "cat", "concat", "repeat", "meshgrid", "tril", "triu", "unbind", "split", "chunk", "select",
+    "index_select", "clone", "contiguous", "detach", "int", "long", "float", "double", "bool", "to", "type", "sum", "prod", "cumsum",
+    "cumprod", "max", "min", "amax", "amin", "argmax", "argmin", "any", "all", "sort", "argsort", "diff",
+    "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_"))
+
+
+def is_pointwise(target) -> bool:
+    """Whether a torch function, method name or operator of Python is elementwise, and not random."""
+    name = name_of_target(target)
+    packet = getattr(torch.ops.aten, {"truediv": "div"}.get(name, name).strip("_"), None)
+    operator_ = getattr(packet, "Tensor", None) or getattr(packet, "default", None)
+    tags = getattr(operator_, "tags", ())
+    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+
+
+def name_of_target(target) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
+def is_made_of_constants(node, result) -> bool:
+    """Whether a new node computes small tensors on the CPU from constants only."""
+    return node.op in ("call_function", "call_method") and all(n.meta.get("known") for n in node.all_input_nodes) \
+        and is_of_constants(node.target) and all(map(is_short, pytree.tree_leaves(result)))
+
+
+def is_of_constants(target) -> bool:
+    """Whether a torch function, method name or operator of Python makes, moves or computes numbers, and draws none."""
+    return name_of_target(target) in OF_CONSTANTS or is_pointwise(target)
+
+
+def is_short(result) -> bool:
+    return isinstance(result, FakeTensor) and result.device.type == "cpu" and not result.requires_grad and not result.is_complex() \
+        and type(numel := result.numel()) is int and numel <= MOST_NUMBERS
+
+
+@contextlib.contextmanager
+def on_real_tensors():
+    with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        yield
+
+
+def constant_of(node, known: dict):
+    """What a node computes that is made of constants and was never written to, with dimensions of size 1 where it is expanded. Raises
+    ValueError for others, and where `data` was read, through which writes are not counted. known: of nodes already computed. A size
+    that varies can only come from `expand`, along which all is equal."""
+    if node not in known:
+        fakes = pytree.tree_leaves(node.meta.get("val"))
+        unwritten = "exposed" not in node.meta and all(isinstance(f, FakeTensor) and not f._version for f in fakes)
+        if node.op == "placeholder" or not is_of_constants(node.target) or not unwritten:
+            raise ValueError("not made of constants")
+
+        def concrete(a):
+            if isinstance(a, torch.fx.Node):
+                value, fake = constant_of(a, known), a.meta["val"]
+                return value.expand([present(expr_of(n)) for n in fake.shape]) if isinstance(fake, FakeTensor) else value
+            return torch.device("cpu") if isinstance(a, torch.device) else a
+        if name_of_target(node.target) == "expand":
+            known[node] = constant_of(node.args[0], known)
+        else:
+            args, kwargs = (torch.fx.node.map_aggregate(a, concrete) for a in (node.args, node.kwargs))
+            known[node] = getattr(args[0], node.target)(*args[1:], **kwargs) if node.op == "call_method" else node.target(*args, **kwargs)
+    return known[node]
+
+
+def known_tensor(tensor: TensorVal) -> torch.Tensor | None:
+    """The real tensor, if its node is known and nobody has written to what it was made of."""
+    if not tensor.node.meta.get("known"):
+        return None
+    try:
+        with on_real_tensors():
+            real = constant_of(tensor.node, {}).expand(tensor.fake.shape)
+        return real if real.dtype == tensor.fake.dtype else None
+    except Exception:       # it was written to, or the program's own error
+        return None
+
+
+def as_number(value: AbstractValue) -> AbstractValue:
+    """A tensor whose value is known as that number; any other value as it is."""
+    if type(value) is not TensorVal:
+        return value
+    if value.number is None and value.node.meta.get("known") and not value.fake.dim() and (real := known_tensor(value)) is not None:
+        value.number = const(real.item()), value.fake._version
+    return value.number[0] if value.number is not None and value.number[1] == value.fake._version else value
+
+
+def as_item(value: AbstractValue) -> AbstractValue:
+    """A tensor that is known to hold one number as that number; any other value as it is."""
+    number = as_number(value)
+    if type(number) is TensorVal and number.fake.numel() == 1 and (real := known_tensor(number)) is not None:
+        return const(real.item())
+    return number
+
+
+def from_constants(target, args, kwargs):
+    """The 0-d tensor on the CPU that an elementwise operation makes of these values, or None if they are not all
+    known, or its value is not finite."""
+    values = [*args, *kwargs.values()]
+    if not is_pointwise(target) or not all(
+            type(v) in (Const, SymVal) or type(as_number(v)) is Const for v in values):
+        return None
+
+    def concrete(v):
+        return torch.tensor(v.number[0].value, dtype=v.fake.dtype) if type(v) is TensorVal else v.value
+    try:
+        with on_real_tensors():
+            args, kwargs = [concrete(v) for v in args], {k: concrete(v) for k, v in kwargs.items()}
+            real = getattr(args[0], target)(*args[1:], **kwargs) if isinstance(target, str) else target(*args, **kwargs)
+    except Exception:
+        return None
+    return real if isinstance(real, torch.Tensor) and not real.is_complex() and bool(real.isfinite()) else None
