@@ -40,7 +40,7 @@ from ..ch03_capture.calls import handles, inline_code
 from ..ch03_capture.iterate import unpack
 from ..ch03_capture.protocol import METHODS
 from ..ch03_capture.storage import taken_without_gradients
-from ..ch03_capture.tensors import emit, finish_node
+from ..ch03_capture.tensors import emit, finish_node, rename_tensor
 from ..ch03_capture.tracer import Tracer, answer, call, guard, location, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, Const, ObjVal, TensorVal, TupleVal
 from ..ch03_capture.wrap import wrap
@@ -548,6 +548,16 @@ def requires_grad_(tx, self, requires_grad=Const(value=True)):
     else:
         autograd(tx).flags[self] = requires_grad.value
     self.fake.requires_grad_(requires_grad.value)
+    return self
+
+
+@METHODS.of((TensorVal, "detach_"))
+def detach_(tx, self):
+    """The tensor itself loses its history. A view refuses, and an argument is another tensor to its owner after the call."""
+    if self.real is not None or self.fake._is_view() or self in autograd(tx).retained or self in autograd(tx).hooks or tx.outer is not None:
+        unsupported(tx, "Tensor.detach_() of an input or a view, or of a tensor with hooks")
+    if self.fake.requires_grad:
+        rename_tensor(tx, self, emit(tx, "detach", [self]))
     return self
 
 

@@ -3439,3 +3439,35 @@ def test_what_was_drawn_is_not_of_constants(draw):
             torch.manual_seed(seed)
             results.append(f(torch.ones(2)))
         torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("backend", ("eager", "aot_eager"))
+def test_detach_in_place(backend):
+    def f(x, w):
+        y = x * w
+        z = y.exp()
+        same = y.detach_()
+        with torch.no_grad():
+            guess = (z * 2).detach_()
+        return y is same, y, y.requires_grad, y.is_leaf, y * w, z, guess
+    for fullgraph in (True, False):
+        results = []
+        for g in (minicompile.compile(f, backend=backend, fullgraph=fullgraph), f):
+            x, w = torch.ones(2, requires_grad=True), torch.full((2,), 3.0, requires_grad=True)
+            out = g(x, w)
+            (out[4].sum() + out[5].sum()).backward()
+            results.append((*out, x.grad, w.grad))
+        torch.testing.assert_close(*results)
+
+
+def test_detach_in_place_of_views_and_arguments():
+    def view(x):
+        return (x * 2)[:1].detach_()
+
+    def argument(x):
+        x.detach_()
+        return x * 2
+    with pytest.raises(RuntimeError, match="Can't detach views"):
+        minicompile.compile(view, backend="eager")(torch.ones(2, requires_grad=True))
+    x = torch.ones(2, requires_grad=True) * 1
+    assert not minicompile.compile(argument, backend="eager")(x).requires_grad and not x.requires_grad

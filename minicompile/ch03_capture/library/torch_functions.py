@@ -140,7 +140,7 @@ def as_tensor(tx, data, dtype=NONE, device=NONE):
 # %% [markdown]
 # `torch.tensor([[1, 2], [3, 4]])` has data, not tensors, for arguments. The call is made once, here and now on
 # the CPU, to see which shape and dtype PyTorch gives to this data, and becomes a node, since each call of the
-# program has to get a new tensor. Numbers that vary, and tensors of one number, are joined (`tensor_of_numbers`).
+# program has to get a new tensor.
 
 # %%
 def make_tensor(function, tx, /, *args, **kwargs) -> AbstractValue:
@@ -176,6 +176,11 @@ def make_tensor(function, tx, /, *args, **kwargs) -> AbstractValue:
     return wrap_result(tx, node, result)
 
 
+# %% [markdown]
+# `torch.tensor([x.shape[0], 2])` has another number in each call, and a node would be for one of them. So numbers that vary, and
+# tensors of one number, are joined: the real call tells the shape and the dtype, and is made of ones in their place.
+
+# %%
 def tensor_of_numbers(tx, args, fx_kwargs) -> AbstractValue | None:
     """torch.tensor([height, width]), where numbers among the data vary, or are tensors: they are joined, and get the shape of the data."""
     numbers = []
