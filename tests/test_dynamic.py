@@ -825,3 +825,10 @@ def test_tensors_of_numbers_that_vary(make, backend):
     for size in (3, 4, 5, 6, 7):
         torch.testing.assert_close(compiled(torch.ones(size), size + 2), make(torch.ones(size), size + 2))
     assert driver.counters.graphs <= 2
+
+
+@pytest.mark.parametrize("mode", ("sum", "mean", "max"))
+def test_bags_of_varying_sizes(mode):
+    table = torch.randn(30, 4)
+    calls = [(torch.randint(0, 30, (n,)), torch.arange(bags)) for n, bags in ((5, 3), (6, 4), (8, 5), (9, 6), (7, 3))]
+    agree(lambda indices, offsets: F.embedding_bag(indices, table, offsets, mode=mode), calls)

@@ -210,7 +210,7 @@ def run_meta(func, args, kwargs, flat, device):
                 out = WITHOUT_META[func](*args)
             else:
                 out = func(*args, **kwargs)
-        return true_form(func, out, args, kwargs, device)
+            return true_form(func, out, args, kwargs, device)
     except NotImplementedError as error:
         if func.namespace not in NAMESPACES:
             name = func.name().split(".")[0]
