@@ -20,6 +20,7 @@
 import collections
 import enum
 import functools
+import gc
 import operator
 import types
 import weakref
@@ -362,9 +363,21 @@ def wrap_parts(tx, real, source, *names) -> list[AbstractValue]:
 BUILDERS.update({
     types.MethodType: lambda tx, real, kind, source: MethodVal(*wrap_parts(tx, real, source, "__func__", "__self__"), source=source),
     slice: lambda tx, real, kind, source: SliceVal(*wrap_parts(tx, real, source, "start", "stop", "step"), source=source),
-    # a read-only view: of what a constant of the trace shows, a dictionary
-    types.MappingProxyType: lambda tx, real, kind, source: wrap_dict(tx, dict(real), dict, None) if source is None else None,
 })
+
+
+@BUILDERS.of(types.MappingProxyType)
+def wrap_read_only(tx, real, kind, source):
+    """A read-only view has the items of the dictionary that it shows, which others may write to. Of a constant of the trace it is one."""
+    if source is None:
+        return wrap_dict(tx, dict(real), dict, None)
+    shown, = gc.get_referents(real)
+    if type(shown) not in DICT_CLASSES:
+        return None
+    guard(tx, source, "TYPE_MATCH", kind)
+    mapping = wrap(tx, shown, ItemSource(CallSource(constant_source(tx, gc), "get_referents", (source,)), 0))
+    guard_keys(tx, mapping)
+    return DictVal(items=mapping.items, cls=kind, real=real, source=source, keys_guarded=True)
 
 
 @BUILDERS.of(functools.partial)

@@ -3471,3 +3471,38 @@ def test_detach_in_place_of_views_and_arguments():
         minicompile.compile(view, backend="eager")(torch.ones(2, requires_grad=True))
     x = torch.ones(2, requires_grad=True) * 1
     assert not minicompile.compile(argument, backend="eager")(x).requires_grad and not x.requires_grad
+
+
+# ---- read-only views of dictionaries -------------------------------------------------------------------------------
+
+def test_read_only_views_of_dictionaries():
+    def program(compile):
+        contents, said = {"a": 2, "b": torch.ones(2)}, []
+        view = types.MappingProxyType(contents)
+
+        class Holder:
+            def __init__(self, **items):
+                self.items = items
+                self.view = types.MappingProxyType(self.items)
+
+        @compile
+        def read(x, holder):
+            contents["a"] += 1
+            for key, value in view.items():
+                x = x * value
+            contents["b"] = x
+            return x, view["b"] is x, view.get("none"), "a" in view, len(view), sorted(view), {**view}["a"], holder.view["k"] + x
+
+        @compile
+        def written(x):
+            view["c"] = x
+        for i in range(4):
+            holder = Holder(k=torch.full((2,), float(i)))
+            holder.items["k"] += 1
+            said.append(read(torch.ones(2), holder))
+            contents["b"], contents[f"more {i}"] = torch.full((2,), 3.0), i + 1
+            with pytest.raises(TypeError, match="item assignment"):
+                written(torch.ones(2))
+        holder.view = types.MappingProxyType({"k": torch.zeros(2), "j": 1})
+        return said + [read(torch.ones(2), holder)]
+    assert repr(program(minicompile.compile(backend="eager", fullgraph=True))) == repr(program(lambda f: f))
