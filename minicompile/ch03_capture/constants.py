@@ -88,9 +88,21 @@ def constant_of(node, known: dict):
     return known[node]
 
 
+def is_only_read(node) -> bool:
+    """Whether what uses a node, and the nodes that it and its views come from, writes nothing: some operators do without counting it."""
+    reached, seen = [node], set()
+    while reached:
+        if (node := reached.pop()) not in seen:
+            seen.add(node)
+            if not all(is_of_constants(user.target) for user in node.users):
+                return False
+            reached += [n for n in (*node.users, *node.all_input_nodes) if n.meta.get("known")]
+    return True
+
+
 def known_tensor(tensor: TensorVal) -> torch.Tensor | None:
     """The real tensor, if its node is known and nobody has written to what it was made of."""
-    if not tensor.node.meta.get("known"):
+    if not tensor.node.meta.get("known") or not is_only_read(tensor.node):
         return None
     try:
         with on_real_tensors():
@@ -104,9 +116,10 @@ def as_number(value: AbstractValue) -> AbstractValue:
     """A tensor whose value is known as that number; any other value as it is."""
     if type(value) is not TensorVal:
         return value
-    if value.number is None and value.node.meta.get("known") and not value.fake.dim() and (real := known_tensor(value)) is not None:
-        value.number = const(real.item()), value.fake._version
-    return value.number[0] if value.number is not None and value.number[1] == value.fake._version else value
+    if value.number is not None and value.number[1] == value.fake._version:
+        return value.number[0]
+    known = value.number is None and not value.fake.dim() and (real := known_tensor(value)) is not None
+    return const(real.item()) if known else value
 
 
 def as_item(value: AbstractValue) -> AbstractValue:
@@ -126,7 +139,7 @@ def from_constants(target, args, kwargs):
         return None
 
     def concrete(v):
-        return torch.tensor(v.number[0].value, dtype=v.fake.dtype) if type(v) is TensorVal else v.value
+        return torch.tensor(as_number(v).value, dtype=v.fake.dtype) if type(v) is TensorVal else v.value
     try:
         with on_real_tensors():
             args, kwargs = [concrete(v) for v in args], {k: concrete(v) for k, v in kwargs.items()}
