@@ -59,7 +59,7 @@ def warm() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
     for m in pkgutil.walk_packages(minicompile.__path__, "minicompile."):
-        if not any(part in m.name for part in ("__main__", ".bench", ".worker", "interpreted", ".no_hook")):
+        if not any(part in m.name for part in ("__main__", ".bench", ".worker", "interpreted")):
             importlib.import_module(m.name)
     hook.is_library_file("")            # lists folders, once
     gc.collect()

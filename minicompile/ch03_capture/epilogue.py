@@ -426,15 +426,26 @@ def fill_cell(ep, value, name):
 
 
 # %% [markdown]
-# The others are small: a set, a view, a slice, a bound method, a partial. (Context managers: `library/contexts.py`.)
+# The others are small: a set, a view, a slice, a bound method, a partial. (Context managers: `library/contexts.py`.) A method of C is
+# fetched from the class where the object has attributes of its own, since one of them may have the name of the method, and call it.
 
 # %%
+def fetch_method(owner, name: str):
+    return getattr(type(owner), name).__get__(owner)
+
+
+def rebuild_method(ep, value: MethodName) -> str:
+    owner = expression(ep, value.self)
+    own = type(value.self) is not TensorVal and value.self.cls.__dictoffset__ != 0
+    return f"{pool(ep, fetch_method)}({owner}, {value.name!r})" if own else f"({owner}).{value.name}"
+
+
 RECONSTRUCT.update({
     SetVal: lambda ep, value: f"{pool(ep, value.cls)}({set_content(ep, value)})",
     ViewVal: lambda ep, value: f"{expression(ep, value.of)}.{value.kind}()",
     SliceVal: lambda ep, value: f"slice({expressions(ep, (value.start, value.stop, value.step))})",
     MethodVal: lambda ep, value: f"{pool(ep, types.MethodType)}({expressions(ep, (value.func, value.self))})",
-    MethodName: lambda ep, value: f"({expression(ep, value.self)}).{value.name}",
+    MethodName: rebuild_method,
 })
 
 

@@ -15,6 +15,7 @@
 
 # %%
 import enum
+import keyword
 import operator
 import types
 
@@ -137,6 +138,10 @@ def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
         unsupported(tx, "a NumPy truth value or complex number, which PyTorch takes for a number of another kind")
     fx_args = tuple(to_arg(tx, a) for a in args)
     fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
+    if "from" in fx_kwargs and name_of_target(target) in ("random_", "uniform_"):       # in a text, no argument has this name
+        fx_args = (*fx_args, fx_kwargs.pop("from"))
+    if odd := next(filter(keyword.iskeyword, fx_kwargs), None):
+        unsupported(tx, f"an argument with the name {odd}, a keyword of Python")
     if target is operator.pow and type(fx_args[0]) in (int, float) and fx_args[0] < 0:
         target = torch.pow              # in the text of a graph, `-2.0 ** x` is -(2.0 ** x)
     fakes, name = [], name_of_target(target)

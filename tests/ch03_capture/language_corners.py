@@ -7,6 +7,7 @@ import decimal
 import enum
 import itertools
 import operator
+import random
 import sys
 import weakref
 
@@ -335,6 +336,38 @@ def words_of_call_errors(x):
              lambda: list(itertools.islice([1], -1)),
              lambda: list(itertools.combinations([1], -1)), lambda: collections.deque([1])[0:1])
     return x + 1, [outcome_of(f)[:2] for f in calls]
+
+
+class Settings(dict):
+    pass
+
+
+def count_calls(owner, name):
+    """`owner` calls a function of Python that has the name of its method, and calls that."""
+    method = getattr(owner, name)
+
+    def called(*args):
+        COUNTED[name] += 1
+        return method(*args)
+    setattr(owner, name, called)
+    return method
+
+
+COUNTED, RNG, SETTINGS = collections.Counter(), random.Random(1), Settings(a=1)
+FIRST, GET = count_calls(RNG, "random"), count_calls(SETTINGS, "get")
+
+
+@program(breaks=True)
+def a_method_of_c_behind_an_attribute_of_its_name(x):
+    RNG.seed(0)
+    COUNTED.clear()
+    get = GET
+    return x + RNG.random(), FIRST(), SETTINGS.get("a"), get("a"), get, dict(COUNTED)
+
+
+@program()
+def bounds_that_cannot_be_named(x):
+    return x.clone().random_(**{"from": 3, "to": 4}), x.clone().uniform_(**{"from": 2, "to": 2})
 
 
 def with_keyword_default(a, *, d=4):
