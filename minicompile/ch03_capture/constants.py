@@ -40,6 +40,10 @@ def is_pointwise(target) -> bool:
 
 
 def name_of_target(target) -> str:
+    """`torch.add`, `torch.ops.aten.add` and `torch.ops.aten.add.Tensor` have one name; an operator that is not PyTorch's has its library's
+    in front, `mylib::add`."""
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return getattr(target, "overloadpacket", target)._qualified_op_name.removeprefix("aten::")
     return target if isinstance(target, str) else getattr(target, "__name__", "")
 
 

@@ -30,6 +30,8 @@ from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import call_node, interpret
 from ..ch01_graphs.layouts import memory_order
 from ..ch01_graphs.symbolic import present
+from ..ch03_capture.constants import name_of_target
+from ..ch03_capture.storage import AS_STRIDED
 from ..ch12_training.backward import gradients
 
 CONVOLUTIONS = {F.conv2d, torch.conv2d}
@@ -86,9 +88,9 @@ def reads_many_channels(gm: fx.GraphModule) -> bool:
 
 # %%
 def reads_memory(node: fx.Node) -> bool:
-    """Whether the node reads memory by itself: as_strided, or an operator that is not PyTorch's."""
+    """Whether the node reads memory by itself: as_strided and its kin, or an operator that is not PyTorch's."""
     target = getattr(node.target, "default", node.target)
-    return getattr(target, "namespace", "aten") != "aten" or node.target in ("as_strided", "as_strided_", torch.as_strided)
+    return getattr(target, "namespace", "aten") != "aten" or name_of_target(node.target) in AS_STRIDED
 
 
 def memories(value) -> set[int]:

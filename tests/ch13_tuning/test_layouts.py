@@ -47,6 +47,9 @@ def written_and_returned(y, x, w):
     return y, z, F.conv2d(y, w, padding=1)
 def transposed(y, x, w): return y.permute(0, 2, 3, 1).reshape(-1)[::3], y.permute(0, 2, 3, 1)
 def strided(y, x, w): return torch.as_strided(y, (3, 4), (2, 1)) * 2
+def strided_operator(y, x, w):
+    return torch.ops.aten.as_strided.default(y, (3, 4), (2, 1)) * 2, torch.ops.aten.as_strided_copy(y, (3,), (5,))
+def strided_scatter(y, x, w): return torch.as_strided_scatter(y, torch.ones(3, 4), (3, 4), (5, 1)) * 2
 def written_input(y, x, w):
     x.copy_(y)
     return x.view(-1) + 1
@@ -72,7 +75,8 @@ def transposed_result(y, x, w): return (y.transpose(1, 3) + 0, y.sum(1), y.mean(
 
 PROGRAMS = [view, view_and_more, features, patches, patches_inside, two_windows, window, written_through_a_view, written_after_the_view,
             its_own_contiguous, relu_in_place, written_and_returned, transposed, strided, written_input, chunks,
-            copied_channels_last, copied_and_returned, copied_transposed, copied_then_the_source, transposed_result]
+            strided_operator, strided_scatter, copied_channels_last, copied_and_returned, copied_transposed, copied_then_the_source,
+            transposed_result]
 
 
 def ran(program, compiled, train):
