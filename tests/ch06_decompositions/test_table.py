@@ -235,6 +235,15 @@ def test_max_pool(kernel, stride, padding, dilation, ceil, ties):
     assert aten.max_pool2d_with_indices_backward.default in mode.used
 
 
+@pytest.mark.parametrize("mode, n", [(mode, n) for mode in ("nearest", "nearest-exact") for n in (1, 2, 3)])
+def test_resizing_by_a_scale_that_sizes_do_not_tell(mode, n):
+    """Kernels have ways of their own for sizes that stay or double, whatever the scale is."""
+    for size, scale in itertools.product((1, 2, 3, 5, 10), (0.7, 1.0, 1.1, 1.3, 1.9, 2.0, 2.1, 2.3, 3.3)):
+        if int(size * scale):
+            x = torch.arange(float(size ** n)).view(1, 1, *[size] * n)
+            check(lambda x: F.interpolate(x, scale_factor=scale, mode=mode), x)
+
+
 def test_dropout_draws_the_numbers_of_eager():
     x = torch.randn(100, requires_grad=True)
     check(lambda x: torch.autograd.grad(F.dropout(x, 0.3).sum(), x)[0], x)

@@ -257,7 +257,8 @@ def adaptive_avg_pool2d_backward(grad, x):
 # %% [markdown]
 # ## Nearest-neighbour resizing
 #
-# Output pixel `i` reads input pixel `floor(i * scale)`: an index map that is data only in name.
+# Output pixel `i` reads input pixel `floor(i / scale)`: an index map that is data only in name. Eager's kernels do not look at the scale
+# where a dimension keeps its size, and some where it doubles; so where 2 pixels become 2 by a scale of 1.3, the kernel is asked.
 
 # %%
 def _source(out, size, scale, like, exact):
@@ -270,7 +271,8 @@ def _source(out, size, scale, like, exact):
 
 def _nearest(x, output_size, scales, exact):
     n = len(output_size)
-    if not _concrete(*x.shape[2:], *output_size):
+    if not _concrete(*x.shape[2:], *output_size) or any(
+            f and o != s * f and o in (s, 2 * s) for o, s, f in zip(output_size, x.shape[2:], scales)):
         return NotImplemented
     at = [_source(o, s, f, x, exact).view([-1] + [1] * (n - 1 - d))
           for d, (o, s, f) in enumerate(zip(output_size, x.shape[2:], scales))]
