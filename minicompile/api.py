@@ -174,19 +174,6 @@ def _written_in_python(builtin):
 
 # ---- modules -----------------------------------------------------------------------------------------
 
-CALL, CALL_IMPL, has_global_hooks = torch.nn.Module.__call__, torch.nn.Module._call_impl, torch.nn.modules.module._has_any_global_hook
-
-
-@marks.passed_over
-def innermost(module):
-    """What calling a module comes to: its `forward`, where nothing is to be called around that."""
-    kind = type(module)
-    if kind.__call__ is not CALL or kind._call_impl is not CALL_IMPL or module._compiled_call_impl is not None or has_global_hooks() or \
-            module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-        return module
-    return module.forward
-
-
 class OptimizedModule(torch.nn.Module):
     """A compiled module. It has the original as its only child `_orig_mod`, so parameters, buffers, hooks of
     children, `.to()`, `.train()` and optimizers work as before, and keys of its state dict begin with
@@ -212,13 +199,13 @@ class OptimizedModule(torch.nn.Module):
             return module(*args, **kwargs)
         if traced():
             raise MinicompileError(TRACED)
-        return self._run(self._context, innermost(module), *args, **kwargs)
+        return self._run(self._context, module, *args, **kwargs)
 
     @marks.passed_over
-    def __call__(self, *args, **kwargs):
+    def _call_impl(self, *args, **kwargs):
         """Hooks for all modules of the program are called around the original, not a second time around this."""
         own = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
-        return super().__call__(*args, **kwargs) if own else self.forward(*args, **kwargs)
+        return super()._call_impl(*args, **kwargs) if own else self.forward(*args, **kwargs)
 
     def __prepare_scriptable__(self):
         """What torch.jit.script takes in its place."""
