@@ -172,7 +172,8 @@ def violations(browser: Browser, axe: str, rules: dict) -> list[str]:
 
 
 NARROW = """(() => {
-  const found = [], width = document.documentElement.clientWidth
+  const found = [], width = document.documentElement.clientWidth, folded = document.querySelectorAll('details:not([open])')
+  for (const fold of folded) fold.open = true                   // what is folded keeps the size that it had on another screen
   if (document.documentElement.scrollWidth > width) found.push('the page is wider than the screen')
   for (const code of document.querySelectorAll('.mc-lines'))
     if (code.scrollWidth > code.clientWidth + 1) found.push(`a line of code is cut off: ${code.textContent.trim().slice(0, 40)}`)
@@ -185,6 +186,7 @@ NARROW = """(() => {
       if (r.x < box.x - 1 || r.x + r.width > box.x + box.width + 1) found.push(`"${text.textContent}" is cut off in: ${about.slice(0, 60)}`)
     }
   }
+  for (const fold of folded) fold.open = false
   return [...new Set(found)]
 })()"""
 
