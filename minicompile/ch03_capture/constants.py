@@ -47,6 +47,11 @@ def name_of_target(target) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", "")
 
 
+def function_and_rest(target, args):
+    """(function, arguments). target: a function, or the name of a method of the first argument."""
+    return (getattr(args[0], target), args[1:]) if isinstance(target, str) else (target, args)
+
+
 def is_made_of_constants(node, result) -> bool:
     """Whether a new node computes small tensors on the CPU from constants only."""
     return node.op in ("call_function", "call_method") and all(n.meta.get("known") for n in node.all_input_nodes) \
@@ -88,7 +93,8 @@ def constant_of(node, known: dict):
             known[node] = constant_of(node.args[0], known)
         else:
             args, kwargs = (torch.fx.node.map_aggregate(a, concrete) for a in (node.args, node.kwargs))
-            known[node] = getattr(args[0], node.target)(*args[1:], **kwargs) if node.op == "call_method" else node.target(*args, **kwargs)
+            function, args = function_and_rest(node.target, args)
+            known[node] = function(*args, **kwargs)
     return known[node]
 
 
@@ -147,7 +153,8 @@ def from_constants(target, args, kwargs):
     try:
         with on_real_tensors():
             args, kwargs = [concrete(v) for v in args], {k: concrete(v) for k, v in kwargs.items()}
-            real = getattr(args[0], target)(*args[1:], **kwargs) if isinstance(target, str) else target(*args, **kwargs)
+            function, args = function_and_rest(target, args)
+            real = function(*args, **kwargs)
     except Exception:
         return None
     return real if isinstance(real, torch.Tensor) and not real.is_complex() and bool(real.isfinite()) else None

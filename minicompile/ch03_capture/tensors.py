@@ -34,7 +34,7 @@ from ..ch02_guards.sources import AttrSource
 from ..ch02_guards.torch_guards import METHODS_OF_TENSORS
 from ..errors import Unsupported, marked
 from ..tables import Table
-from .constants import as_item, as_number, from_constants, is_made_of_constants, known_tensor, name_of_target
+from .constants import as_item, as_number, from_constants, function_and_rest, is_made_of_constants, known_tensor, name_of_target
 from .exceptions import user_error
 from .library.tensor_names import METADATA, READ_FROM_INPUT, REFUSED_METHODS, TAKES_SIZES, VIEW_ATTRIBUTES
 from .lookup import MISSING, lookup
@@ -253,9 +253,8 @@ def held_by(tensor: torch.Tensor, number: float) -> float:
 def run_fake(tx, target, args, kwargs):
     try:
         with tx.tensors.mode, torch._C.DisableTorchFunction():
-            if isinstance(target, str):
-                return with_symbols(getattr(args[0], target), *args[1:], **kwargs)
-            return with_symbols(target, *args, **kwargs)
+            function, args = function_and_rest(target, args)
+            return with_symbols(function, *args, **kwargs)
     except Unsupported as error:
         unsupported(tx, error.reason)
     except Exception as error:

@@ -209,7 +209,7 @@ class OutputPlan:
 
     def __init__(self, recorder: Recorder, outputs: Sequence, entries: list, position: dict[fx.Node, int]):
         self.recorder, self.position = recorder, position
-        self.results, self.owners, self.index_of = [], [], {}
+        self.results, self.owners, self.index_of = [], {}, {}
         self.members: dict[fx.Node, dict[int, Any]] = {}
         self.owned: dict[int, set[int]] = {}
         for o in outputs:
@@ -243,10 +243,10 @@ class OutputPlan:
 
     def owner(self, owner) -> tuple[Owner, int]:
         """A detached alias of the root, and how many steps lead to it."""
-        if id(owner) not in self.index_of:
-            self.index_of[id(owner)] = len(self.owners)
-            self.owners.append(self.from_source(owner, *self.chain(owner)))
-        return Owner(self.index_of[id(owner)]), len(self.chain(owner)[1])
+        root, steps = self.chain(owner)
+        if id(owner) not in self.owners:
+            self.owners[id(owner)] = self.from_source(owner, root, steps)
+        return Owner(list(self.owners).index(id(owner))), len(steps)
 
     def from_source(self, o, root: fx.Node, steps: list[Step]):
         source, known = self.sources[root], root in self.position
@@ -395,8 +395,8 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
     viewed = {i for node, i in position.items() if isinstance(entries[i], torch.Tensor) and id(entries[i]) not in whole
               and node.name not in parameters}
     joint = Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [], recipes,
-                  places_of(recipes, outputs), plan.owners, symbols=_symbols(entries), exposed=exposed, viewed=viewed, watched=watched,
-                  overlaps=overlaps, memories=[g if g is None else storage_key(g) for g in gradients],
+                  places_of(recipes, outputs), list(plan.owners.values()), symbols=_symbols(entries), exposed=exposed, viewed=viewed,
+                  watched=watched, overlaps=overlaps, memories=[g if g is None else storage_key(g) for g in gradients],
                   calls=sum(map(computes, recorded.graph.nodes)))
     joint = _finish(recorded, joint, entries, returned)
     joint.hidden = [i for i in joint.copied if entries[i]._version == versions[i]]

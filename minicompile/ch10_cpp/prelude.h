@@ -170,22 +170,17 @@ MC mc_shorts mc_shorts_cut(mc_floats x) { return MC_SHORTS((mc_words)x >> 16); }
   _Pragma("omp simd") for (int64_t i = 0; i < 16; i++) to[i] = one(from[i])
 #endif
 MC uint16_t mc_to_cut(float x) { return (uint16_t)(mc_bits<uint32_t>(x) >> 16); }  // bf16, where there is nothing to round
-#define MC_WIDEN(half)                                                                                               \
-  static __attribute__((noinline)) void mc_widen_few_##half(float* to, const uint16_t* from, int64_t n) {            \
-    for (int64_t i = 0; i < n; i++) to[i] = mc_from_##half(from[i]);                                                 \
+// verb: `widen` or `narrow`; one: the function of one element; from, to: an element, and the vectors of them
+#define MC_CONVERT(verb, half, one, from_one, from_many, to_one, to_many)                                            \
+  static __attribute__((noinline)) void mc_##verb##_few_##half(to_one* to, const from_one* from, int64_t n) {        \
+    for (int64_t i = 0; i < n; i++) to[i] = one##half(from[i]);                                                      \
   }                                                                                                                  \
-  MC void mc_widen_##half(float* to, const uint16_t* from, int64_t n) {                                              \
-    if (n != 16) return mc_widen_few_##half(to, from, n);                                                            \
-    MC_SIXTEEN(mc_from_##half, mc_floats_##half, mc_floats, mc_shorts);                                              \
+  MC void mc_##verb##_##half(to_one* to, const from_one* from, int64_t n) {                                          \
+    if (n != 16) return mc_##verb##_few_##half(to, from, n);                                                         \
+    MC_SIXTEEN(one##half, to_many##_##half, to_many, from_many);                                                     \
   }
-#define MC_NARROW(half)                                                                                              \
-  static __attribute__((noinline)) void mc_narrow_few_##half(uint16_t* to, const float* from, int64_t n) {           \
-    for (int64_t i = 0; i < n; i++) to[i] = mc_to_##half(from[i]);                                                   \
-  }                                                                                                                  \
-  MC void mc_narrow_##half(uint16_t* to, const float* from, int64_t n) {                                             \
-    if (n != 16) return mc_narrow_few_##half(to, from, n);                                                           \
-    MC_SIXTEEN(mc_to_##half, mc_shorts_##half, mc_shorts, mc_floats);                                                \
-  }
+#define MC_WIDEN(half) MC_CONVERT(widen, half, mc_from_, uint16_t, mc_shorts, float, mc_floats)
+#define MC_NARROW(half) MC_CONVERT(narrow, half, mc_to_, float, mc_floats, uint16_t, mc_shorts)
 MC_WIDEN(fp16) MC_WIDEN(bf16) MC_NARROW(fp16) MC_NARROW(bf16) MC_NARROW(cut)
 
 // ---- exponentials: x = n*ln2 + r, |r| <= ln2/2, and e^r - 1 = r + r^2 P(r)
