@@ -23,9 +23,9 @@ from ..ch01_graphs.symbolic import Symbol, coefficient, product, substitute, sym
 from ..ch07_loops.ir import Value
 from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource
 from ..ch08_fusion.values import LinkedKernel, link, relink
-from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, close_lanes, direct_variable, for_, fresh, half_blocks,
-                    index_text, interior, lane_block, lane_headers, least_work, of_loop, shared, size_text, store_lines, tabulate,
-                    taken_off, vote)
+from .lanes import close_lanes, half_blocks, interior, tabulate
+from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, direct_variable, for_, fresh, index_text, lane_block,
+                    lane_headers, least_work, of_loop, shared, size_text, store_lines, taken_off, vote)
 from .ops import BITS, HALVES, memory_type
 from .reductions import emit_reductions
 

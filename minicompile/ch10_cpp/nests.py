@@ -3,7 +3,8 @@
 #
 # A kernel's body is a graph of values, and C++ wants statements, each in the right loop. This module has what the nests of all kernels are
 # written with: scopes that know which values have a name, the text of a value, the choice of the *lane* (the variable of the innermost
-# loop, the one that becomes vectors), the headers of loops and what their threads share.
+# loop, the one that becomes vectors), the headers of loops and what their threads share. What else is done to an innermost loop, so
+# that it does become vectors, is in `lanes.py`.
 #
 # The kernel of `(x - mean) * torch.rsqrt(variance + 1e-5)`, of 64 rows of 256 numbers with a mean and a variance for each row:
 #
@@ -28,7 +29,6 @@
 # they were made.
 
 # %%
-import re
 from dataclasses import dataclass, field
 from typing import Iterable, NamedTuple
 
@@ -36,13 +36,12 @@ import torch
 
 from ..ch01_graphs.symbolic import (Expr, Int, Symbol, bounds, coefficient, present, product, provably_less, provably_nonnegative,
                                     substitute, symbols, to_text)
-from ..ch07_loops.ir import Layout, Loop, Value, behind, body_of, in_order, replay
+from ..ch07_loops.ir import Layout, Loop, Value, behind
 from ..ch07_loops.lazy import linear
 from ..ch07_loops.pointwise import HEAVY
-from ..ch07_loops.reference import GridHandler
 from ..ch08_fusion.kernel import Kernel
 from ..ch08_fusion.values import LinkedKernel
-from .ops import BITS, HALVES, convert, from_memory, literal, memory_type, operation, register_type, to_memory
+from .ops import BITS, convert, from_memory, literal, memory_type, operation, register_type, to_memory
 
 PARALLEL_WORK = 32768        # elements below which starting threads costs more than they save
 SIMD = "#pragma omp simd"
@@ -65,6 +64,16 @@ class Scope:
     location: tuple = ()
 
 
+@dataclass
+class Interior:
+    """Where in a row what depends on the lane is as in the middle of the row (`lanes.py`)."""
+
+    begin: int
+    end: int
+    inside: dict[Value, str]        # what conditions and positions are there
+    rows: list[Value]               # conditions that have to hold
+
+
 @dataclass(eq=False)
 class Emitter:
     """What the emitting functions share."""
@@ -75,7 +84,7 @@ class Emitter:
     part: bool = False                   # emit a function for a part of the nest, from `begin` to `end`, by one thread
     window: tuple[Int, int] = (1, 1)     # of `part`: what the outermost loop counts to, in which steps
     blocks: dict[Value, str] = field(default_factory=dict)      # load, store -> where a copy of the element is
-    interior: "Interior | None" = None
+    interior: Interior | None = None
     count: int = 0
 
     def __post_init__(self):
@@ -311,193 +320,6 @@ def store_lines(e: Emitter, stores: Iterable[Value], scope: Scope) -> None:
             scope.lines += of_loop(e, s.loop, f"{e.blocks[s]} = {value};")
             continue
         scope.lines += of_loop(e, s.loop, f"{guard}{place} = {to_memory(value, dtype, s.mode is None and s.value.half == dtype)};")
-
-# %% [markdown]
-# ## Positions that every row reads at
-#
-# Where nearest-neighbour resizing or a padding by reflection reads is the same in every row, takes ten operations and a check to find, and
-# the check keeps the loop from becoming vectors. `tabulate` puts such positions, those which vary along the lane only, into an array, once
-# for the kernel: a resize to 4 million elements takes 3 ms in place of 20.
-
-# %%
-LONGEST_TABLE = 4096
-
-
-def tabulate(e: Emitter, function: Scope, nest: Scope, lane: Symbol, outer: Iterable[Symbol]) -> None:
-    """Compute the positions that depend on the lane alone in `function`, and name them in `nest`, which is inside of it."""
-    rows, size = product(v.size for v in outer), lane.size
-    positions = [v for v in e.graph.values if v.op == "indirect" and v.dims == {lane}]
-    if e.part or not positions or not isinstance(size, int) or size > LONGEST_TABLE or isinstance(rows, int) and rows < 4:
-        return
-    loop = child(function, (lane,))
-    compute(e, positions, loop)
-    for value in positions:
-        table = fresh(e, "table")
-        function.lines += of_loop(e, value.loop, f"int64_t {table}[{size}];")
-        loop.lines += of_loop(e, value.loop, f"{table}[{lane.name}] = {get(e, value, loop)};")
-        nest.names[value] = f"{table}[{lane.name}]"
-    close(loop, [for_(lane.name, size_text(size))])
-
-# %% [markdown]
-# ## The inside of a row
-#
-# In a padding by reflection or a pool whose windows reach over the edge, conditions and positions depend on the lane, and g++ makes no
-# vectors where a condition guards a load that jumps, and slow ones where a table says what to load. (A load of what lies side by side has
-# a mask for each vector, at no price.) But they do so only at both ends of a row: from
-# the first lane to the last whose windows are inside, all conditions are what they are in the middle, and positions
-# move on by equal steps. `interior` evaluates them for all lanes, by the reference of chapter 7, and finds where this is so. The lane loop
-# becomes a function of a range, called for this inside with `inside` true, and for both ends with
-# `inside` false; in the first the conditions are constants, and g++ drops them. What else guards a load, such as whether
-# the row of the window is inside, has to hold as well: where it does not, the whole row is an end. A
-# padding by reflection takes a third of the time, a pool over sequences a twentieth.
-
-# %%
-@dataclass
-class Interior:
-    begin: int
-    end: int
-    inside: dict[Value, str]        # what conditions and positions are there
-    rows: list[Value]               # conditions that have to hold
-
-
-def interior(e: Emitter, lane: Symbol, outer: Iterable[Symbol]) -> Interior | None:
-    """Where in a row conditions and positions are as in its middle, if that is most of it."""
-    rows, size = product(v.size for v in outer), lane.size
-    if not isinstance(size, int) or not 8 <= size <= LONGEST_TABLE or isinstance(rows, int) and rows < 4:
-        return None
-    needed = behind(e.graph.stores, lambda v: v.op != "indirect" or v.dims != {lane})
-    positions = [v for v in e.graph.values if v.op == "indirect" and v.dims == {lane}]
-    chosen = [v for v in needed if v.dtype is torch.bool and v.dims == {lane}] + positions
-    steps = body_of(chosen)
-    here = {lane, *e.graph.symbols}
-    if not chosen or any(v.op in ("load", "philox") or v.op == "index" and not symbols(v.args[0]) <= here for v in steps):
-        return None
-    try:
-        found = replay(steps, GridHandler({}, {lane.name: torch.arange(size)}, (size,), 1).step)
-    except IndexError:
-        return None
-    inside, steady, middle = {}, torch.ones(size, dtype=torch.bool), size // 2
-    for v in chosen:
-        all_lanes = found[v].broadcast_to(size)
-        if v.op == "indirect":
-            step = (all_lanes[middle + 1] - all_lanes[middle]).item()
-            all_lanes = all_lanes - step * torch.arange(size)
-        there = all_lanes[middle].item()
-        steady &= all_lanes == there
-        inside[v] = to_text(step * lane.expr + there) if v.op == "indirect" else str(there).lower()
-    ends = [-1, *(~steady).nonzero().flatten().tolist(), size]
-    begin, end = max(k for k in ends if k <= middle) + 1, min(k for k in ends if k > middle)
-    if end - begin < size // 2 or (begin, end) == (0, size):
-        return None
-    guarded = [v for v in needed if v.op == "load" and v.mask is not None and lane in v.mask.dims
-               and not stays_inside(e.kernel.buffers[v.buffer].layout, v.index)]
-    if not positions and all(along_lane(e, load.index, lane) == 1 for load in guarded):
-        return None
-    guards = []
-    for load in guarded:
-        terms = conjuncts(load.mask)
-        holds = all(inside.get(t) == "true" for t in terms if lane in t.dims)
-        if holds:
-            guards += [t for t in terms if lane not in t.dims]
-            inside[load.mask] = "true"
-        elif not any(inside.get(t) == "false" for t in terms):
-            return None
-    return Interior(begin, end, inside, sorted(set(guards), key=in_order))
-
-
-def conjuncts(condition: Value) -> list[Value]:
-    """Conditions that hold together if `condition` does."""
-    return [c for a in condition.args for c in conjuncts(a)] if condition.op == "logical_and" else [condition]
-
-
-def close_interior(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol) -> None:
-    """Put the lane loop `inner` into a function of a range, and its calls into the scope around."""
-    around, found, size = inner.parent, e.interior, lane.size
-    holds = " && ".join(get(e, v, around) for v in found.rows)
-    begin, end = (f"{holds} ? {k} : {size}" if holds else k for k in (found.begin, found.end))
-    close(inner, [*pragma, for_(lane.name, "to", "from")])
-    around.parent.lines += [
-        *inlined(e, "const int64_t from, const int64_t to, const bool inside", around.lines),
-        f"const int64_t begin = {begin}, end = {end};", "run(begin, end, true);",
-        for_("side", "2") + f" run(side ? end : 0, side ? {size} : begin, false);"]
-
-# %% [markdown]
-# ## Halves, sixteen at a time
-#
-# A processor converts sixteen float16 numbers by one instruction, g++ one number by ten, since it makes no vectors with that instruction.
-# Of bfloat16 numbers, which are the upper halves of floats, it makes vectors, of 32 numbers, whose parts it then exchanges. So the lane
-# loop of a kernel that computes with halves is cut into *steps* of sixteen lanes: those numbers that lie side by side along the
-# lane are converted before a step, and those it computes after it. Since a step has a fixed length, it is a few vectors without
-# a loop, and the arrays between are registers. The sum of two float16 tensors takes half as long as when a block of 1,024 was converted.
-#
-# `half_blocks` gives each such access an array, before the lines of the loop are made; `close_lanes` adds the conversions,
-# afterwards, when all that their addresses need has a name, and makes a function of a step. It is called for the whole steps
-# and for what remains, which has a loop. Where a condition that varies along the lane guards a load, g++ makes vectors of a long loop only.
-
-# %%
-STEP = 16
-
-
-def half_blocks(e: Emitter, scope: Scope, accesses: Iterable[Value], lane: Symbol) -> list[Value]:
-    """Those of these loads and stores that read or write an array in the steps of a lane loop in `scope`."""
-    def side_by_side(a: Value) -> bool:
-        whole = a.mask is None or a.op == "load" and masks_whole_lanes(e, a, lane)
-        return whole and along_lane(e, a.index, lane) == 1 and lane not in symbols(a.index - lane.expr)
-
-    accesses = list(accesses)
-    guarded = any(a.op == "load" and a.mask is not None and lane in a.mask.dims for a in accesses)
-    if guarded or isinstance(lane.size, int) and lane.size < STEP:
-        return []
-    chosen = [a for a in accesses if a.op in ("load", "store") and e.kernel.buffers[a.buffer].dtype in HALVES and
-              (a.dtype if a.op == "load" else a.value.dtype) is not BITS and not (a.op == "store" and a.mode) and side_by_side(a)]
-    for access in chosen:
-        block = fresh(e, "wide")
-        scope.lines += of_loop(e, access.loop, f"alignas(64) float {block}[{STEP}];")
-        e.blocks[access] = text = f"{block}[step]"
-        if access.op == "load":
-            scope.names[access] = text if access.mask is None else f"mc_choose<float>({lane_mask(e, access.mask, scope)}, {text}, 0)"
-    return chosen
-
-
-def close_lanes(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol, first: Int, count: Int | str, halves: list[Value]) -> None:
-    """Put the lane loop `inner`, of `count` lanes from `first` on, into the scope around, and that into the one around it:
-    in steps if there are `halves`."""
-    around, define = inner.parent, f"const int64_t {lane.name} = {to_text(first + Symbol('lane').expr)};"
-    if e.interior is not None:
-        return close_interior(e, inner, pragma, lane)
-    if not halves:
-        close(inner, [*pragma, for_("lane", str(count))], [define])
-        return close(around, [])
-    after = convert_halves(e, around, halves, lane, first + Symbol("at").expr)
-    close(inner, [*pragma, for_("step", "steps")], ["const int64_t lane = at + step;", define])
-    around.lines += after
-    whole = isinstance(lane.size, int) and lane.size % STEP == 0
-    rest = [] if whole else [f"if (done < {count}) run(done, ({count} - done) % {STEP});"]
-    around.parent.lines += [*inlined(e, "const int64_t at, const int64_t steps", around.lines), "int64_t done = 0;",
-                            f"for (; done + {STEP} <= {count}; done += {STEP}) run(done, {STEP});", *rest]
-
-
-def inlined(e: Emitter, parameters: str, lines: list[str]) -> list[str]:
-    """The function `run`, whose body is `lines`. It has copies of all it reads, whose addresses would else be known, but arrays."""
-    indexed, own = (set(re.findall(pattern, "\n".join(lines))) for pattern in (r"\b(\w+)\[", r"alignas\(64\) float (\w+)\["))
-    arrays = [f"&{name}" for name in sorted(indexed - own - set(e.pointers.values()))]
-    return [f"const auto run = [{', '.join(['=', *arrays])}]({parameters}) __attribute__((always_inline)) {{",
-            *("  " + line for line in lines), "};"]
-
-
-def convert_halves(e: Emitter, scope: Scope, accesses: list[Value], lane: Symbol, first: Int) -> list[str]:
-    """Add what is converted before a step, whose lanes begin at `first`, and return what is converted after it."""
-    after = []
-    for a in accesses:
-        place = index_text(e, substitute(a.index, {lane: first}), scope) if a.mask is None else first_position(e, a, lane, first, scope)
-        place, half = f"&{e.pointers[a.buffer]}[{place}]", e.kernel.buffers[a.buffer].dtype
-        block = e.blocks.pop(a).removesuffix("[step]")
-        if a.op == "load":
-            scope.lines += of_loop(e, a.loop, f"mc_widen_{HALVES[half]}({block}, {place}, steps);")
-        else:
-            kind = "cut" if half is torch.bfloat16 and a.value.half == half else HALVES[half]
-            after += of_loop(e, a.loop, f"mc_narrow_{kind}({place}, {block}, steps);")
-    return after
 
 # %% [markdown]
 # ## Choosing the lane

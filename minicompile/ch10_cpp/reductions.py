@@ -29,8 +29,9 @@ from ..ch07_loops.ir import Value, identity, in_order
 from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.values import elements
 from ..errors import Unsupported
-from .nests import (SIMD, STEP, Count, Emitter, Scope, best_lane, child, close, close_lanes, compute, direct_variable, for_, fresh,
-                    get, half_blocks, lane_block, lane_headers, of_loop, shared, size_text, store_lines, tabulate)
+from .lanes import STEP, close_lanes, half_blocks, tabulate
+from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get, lane_block,
+                    lane_headers, of_loop, shared, size_text, store_lines)
 from .ops import literal, register_type
 
 CHUNK = 1024                 # elements of a row between two merges
