@@ -353,17 +353,17 @@ def copy_constants(f: Functionalizer, results) -> None:
 
 
 def keep_gaps(f: Functionalizer, results) -> None:
-    """A written value has no gaps. Where memory that is made here and leaves the graph has some (that of `x[:, ::2].select_scatter(...)`,
-    or of `empty_strided`), its last contents are put between gaps once more."""
+    """A written value has no gaps, and neither has what `select_scatter` makes of one. Where memory that is made here and leaves the graph
+    has some (that of `x[:, ::2].select_scatter(...)`, or of `empty_strided`), its last contents are put between gaps once more."""
     inputs = {id(alias.memory) for alias in f.inputs.values()}
     for x in pytree.tree_leaves(results):
         alias = f.env[x] if isinstance(x, fx.Node) else None
-        if not isinstance(alias, Alias) or id(alias.memory) in inputs or alias.memory.version == 0:
+        if not isinstance(alias, Alias) or id(alias.memory) in inputs:
             continue
         while alias.parent is not None:
             alias = alias.parent
         memory, fake = alias.memory, alias.fake
-        if fake.numel() > 0 and not is_dense(fake) and each_has_its_place(fake):
+        if fake.numel() > 0 and not is_dense(fake) and each_has_its_place(fake) and not same_layout(memory.value.meta["val"], fake):
             empty = append_call(f, aten.new_empty_strided.default, (
                 memory.value, *([expr_of(s) for s in t] for t in (fake.shape, fake.stride()))))
             memory.value, memory.version = append_call(f, aten.slice_scatter.default, (empty, memory.value)), memory.version + 1

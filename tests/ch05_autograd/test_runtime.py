@@ -515,6 +515,22 @@ def test_what_keeps_the_gaps_of_an_input_is_saved_and_returned_with_them(rung):
     torch.testing.assert_close(compiled, expected)
 
 
+@pytest.mark.parametrize("rung", ["aot_eager", "cpp"])
+@pytest.mark.parametrize("scatter", [lambda x: x.select_scatter(x[0] * 2, 0, 0), lambda x: x.slice_scatter(x[:2] * 2, 0, 0, 2),
+                                     lambda x: x.diagonal_scatter(x.diagonal() * 2).view(torch.int32)])
+def test_what_keeps_the_gaps_of_a_written_input_is_returned_with_them(rung, scatter):
+    def f(x):
+        x.mul_(2)
+        return scatter(x)
+
+    def make():
+        return torch.arange(32.0).view(4, 8)[:, ::2]
+
+    expected, y = f(make()), minicompile.compile(f, backend=rung)(make())
+    assert y.stride() == expected.stride() == (8, 2)
+    torch.testing.assert_close(y, expected)
+
+
 def test_modifying_a_saved_input_is_noticed():
     x, w = rand(3, grad=False), rand(3)
     out, = compile_function(lambda x, w: x * w, [x, w])(x, w)
