@@ -1,12 +1,14 @@
 from functools import partial
 
+from minicompile.ch08_fusion.memory import by_walk
+
 
 def _safe(kernel, old, new, same_memory=frozenset(), *, names=True, masks=True, modes=True, places=True, later=True, rows=True, deep=True,
-          needs_read=False):
+          walks=True, needs_read=False):
     if names and same_memory - {old}:
         return False
     depends, at, found, after = {old}, None, [], False
-    for loop in kernel.loops:
+    for loop in by_walk(kernel) if walks else kernel.loops:
         reads, writes = loop.loads, loop.stores
         if after and later and any(r.buffer == old for r in reads):
             return False
@@ -32,6 +34,7 @@ wrong_any_index = partial(_safe, places=False)
 wrong_later_reads = partial(_safe, later=False)
 wrong_rows_are_walked_once = partial(_safe, rows=False)
 wrong_one_step_of_dependence = partial(_safe, deep=False)
+wrong_loops_in_their_order = partial(_safe, walks=False)
 
 
 def wrong_refuses_reductions(kernel, old, new, same_memory=frozenset()):
@@ -41,7 +44,7 @@ def wrong_refuses_reductions(kernel, old, new, same_memory=frozenset()):
 def right_in_two_parts(kernel, old, new, same_memory=frozenset()):
     if any(n != old for n in same_memory):
         return False
-    touched = [(loop.loads, loop.stores) for loop in kernel.loops]
+    touched = [(loop.loads, loop.stores) for loop in by_walk(kernel)]
     where = [k for k, (_, writes) in enumerate(touched) if any(w.buffer == new for w in writes)]
     stores = [w for _, writes in touched for w in writes if w.buffer == new]
     if not where or any(w.mask is not None or w.mode for w in stores):

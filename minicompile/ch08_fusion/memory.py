@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..ch07_loops.ir import Buffer, Extern, Program, View, written_by
+from ..ch07_loops.ir import Buffer, Extern, Loop, Program, View, written_by
 from .dependencies import dependency_edges, nbytes, storage_size
 from .kernel import Kernel, pieces_of
 
@@ -291,7 +291,8 @@ def _postpone_frees(plans: list[StepPlan]) -> None:
 # A kernel may write `y` over `x` when `x` dies here, and each element of `x` is read only at the index at
 # which `y` is written, by the same iteration and not by a later loop. A reduction kernel walks its elements
 # more than once: there, nothing after the loop that writes `y` may depend on `x`, not even through a local
-# value, because code generators recompute local values from their inputs.
+# value, because code generators recompute local values from their inputs. And a loop comes after another there if its walk
+# does, whatever their order in the kernel: a store is printed in the first walk that knows its value.
 
 # %%
 def _donors(program: Program, step, dying: list[str]) -> dict[tuple, list[tuple[str, list[Kernel], set[str]]]]:
@@ -319,6 +320,18 @@ def _in_place(new: Buffer, donors: dict, taken: set[str]) -> str | None:
     return None
 
 
+def by_walk(kernel: Kernel) -> list[Loop]:
+    """Its loops, those of an earlier walk first. The walk of a loop is the number of complete reductions that it waits for."""
+    if not kernel.reduction_vars:
+        return kernel.loops
+    known: dict[str, int] = {}
+    walks: list[int] = []
+    for loop in kernel.loops:
+        walks.append(max((known.get(n, 0) for n in loop.inputs), default=0))
+        known |= dict.fromkeys(loop.outputs, walks[-1] + any(v.op == "reduce" for v in loop.body))
+    return [kernel.loops[k] for k in sorted(range(len(walks)), key=walks.__getitem__)]
+
+
 # %% tags=["exercise:overwrites-safely"]
 def overwrites_safely(kernel: Kernel, old: str, new: str, same_memory: set[str] = frozenset()) -> bool:
     """May `new` be written into the memory of `old`, a buffer that dies in this kernel?
@@ -327,12 +340,12 @@ def overwrites_safely(kernel: Kernel, old: str, new: str, same_memory: set[str] 
     mode; every read of `old` is unmasked and at the very index of that write; no loop after that one reads
     `old`; in a kernel that reduces (it walks its rows again), no loop after it reads anything computed from
     `old` either, through any number of this kernel's buffers; and `same_memory`, all names of the kernel that
-    are memory of `old`, has no other name in it."""
+    are memory of `old`, has no other name in it. What is after what, `by_walk` says."""
     if same_memory - {old}:
         return False
     depends: set[str] = {old}        # buffers of this kernel computed from `old`
     at, found, after = None, [], False
-    for loop in kernel.loops:
+    for loop in by_walk(kernel):
         if after and any(r.buffer == old or kernel.reduction_vars and r.buffer in depends for r in loop.loads):
             return False
         found += [r for r in loop.loads if r.buffer == old]

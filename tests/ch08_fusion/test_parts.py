@@ -13,6 +13,7 @@ from minicompile.ch08_fusion.dependencies import dependency_edges, remove_dead, 
 from minicompile.ch08_fusion.fuse import fuse
 from minicompile.ch08_fusion.groups import FusionOptions
 from minicompile.ch08_fusion.iteration import Space, combine, merge_dims, segments_by_access, segments_in_order
+from minicompile.ch08_fusion.kernel import Kernel
 from minicompile.ch08_fusion.memory import overwrites_safely
 from minicompile.ch08_fusion.reference import verify_schedule
 from minicompile.ch11_runtime.host import compile_schedule
@@ -209,6 +210,27 @@ def test_in_place_needs_the_same_index_and_no_later_reader():
     assert overwrites_safely(k, "x", "y") and overwrites_safely(k, "x", "z")
     k = kernel(loop("a", 8, ["x"], "y"), loop("b", 8, ["y", "x"], "z"), outputs=["y", "z"])
     assert not overwrites_safely(k, "x", "y") and overwrites_safely(k, "x", "z")
+
+
+def test_in_place_counts_walks_not_loops():
+    """A store comes in the first walk that knows its value: before a loop that is earlier in the kernel, but waits for a sum."""
+    r = Symbol("r0", 8)
+    bufs = buffers(x=(8,), y=(8,), z=(8,), t=(8,), s=())
+
+    def element(name, sources, target):
+        b = Builder()
+        b.store(target, r.expr, b.op("add", *(b.load(n, 0 if n == "s" else r.expr, F32) for n in sources)))
+        return Loop(name, (), (r,), tuple(b.stores))
+
+    b = Builder()
+    b.store("s", 0, b.make("reduce", ("sum", b.load("t", r.expr, F32), None), F32))
+    total = Loop("total", (), (r,), tuple(b.stores))
+
+    def kernel(*loops):
+        return Kernel("k", torch.device("cpu"), (), (r,), list(loops), frozenset("ts"), bufs, ("x",), ("y", "z"))
+    t, y, z = element("t", "xx", "t"), element("y", "tt", "y"), element("z", "ts", "z")
+    assert overwrites_safely(kernel(t, total, y, z), "x", "z") and overwrites_safely(kernel(t, total, z, y), "x", "z")
+    assert not overwrites_safely(kernel(t, total, y, z), "x", "y") and not overwrites_safely(kernel(t, total, z, y), "x", "y")
 
 
 def test_the_order_frees_early():

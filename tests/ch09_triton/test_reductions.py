@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run by test_interpreter in a process of its own")
 
+import minicompile
 from minicompile.ch09_triton.emit import emit_triton
 from minicompile.ch09_triton.heuristics import Config
 from minicompile.ch09_triton.launch import load_triton
@@ -224,3 +225,16 @@ def test_reduction_over_two_variables_of_a_constant_and_of_an_index():
         run(k, form, x, out, two, index)
         torch.testing.assert_close(out, x.sum((0, 2)))
         assert two.tolist() == [60.0] * 4 and index.tolist() == [135] * 4
+
+
+def test_a_result_does_not_take_over_memory_that_a_later_walk_reads():
+    """What is written last in the program may be stored in an early walk along the row; `x` is of no further use, and read in each."""
+    def f(x):
+        y = x.sin()
+        z = y.unfold(1, 5, 1).amax(-1)
+        z.add_(z.sum())
+        return z - z.sum(), z, 1 * z
+
+    for rows in 7, 300:
+        x = torch.randn(rows, 5)
+        torch.testing.assert_close(minicompile.compile(f, backend="triton", dynamic=True)(x), f(x), rtol=1e-4, atol=1e-4)
