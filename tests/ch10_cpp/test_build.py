@@ -181,3 +181,15 @@ def test_a_half_relu_and_its_mask_are_made_in_vectors(fresh_cache):
     b.store("mask", i[0].expr, b.le(value, zero, dtype=torch.bool))
     told = vectorised(emit_cpp(kernel(i, (), [(i, (), b)], {"x": x}, {"y": y, "mask": mask})))
     assert "loop vectorized" in told, told
+
+
+def test_vectors_are_as_wide_as_the_processor_has_them():
+    flags = [f for f in build._flags() if f != "-shared"]
+
+    def told(*more, text=""):
+        return subprocess.run([build.compiler(), *flags, *more, "-x", "c++", "-", "-o", "-"], input=text, capture_output=True, text=True,
+                              check=True).stdout
+    if "__AVX512F__" not in told("-dM", "-E"):
+        pytest.skip("needs AVX-512")
+    source, _, _ = scaled(4096, 3.0)
+    assert "%zmm" in told("-S", text=build._companions()[0] + source.code)
