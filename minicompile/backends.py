@@ -1,9 +1,15 @@
 # %% [markdown]
 # # From a captured graph to a callable
 #
-# Who compiles a graph is the user's choice: a rung of our own ladder (`driver.py`), or any callable
-# `backend(gm, example_inputs)`, as for torch.compile. This module calls it and takes care of what every
-# backend may rely on: sizes are inputs, and inputs that are written do not overlap.
+# Capture (chapters 1 to 4) leaves a graph, a list of where its inputs come from, and guards. What is missing is a function that takes
+# those inputs and computes what the graph says. Who makes it is the user's choice: `backend="cpp"` and the like name a rung of our
+# own ladder (`driver.py`: each rung goes one stage further), and any callable `backend(gm, example_inputs)` will do, as for
+# torch.compile.
+#
+# `call_backend` makes that choice. Around it stand three services, so that no backend has to think of them. Sizes that vary are inputs
+# of their own (`add_size_inputs`). Arguments that overlap in memory, where the graph writes to one, do not reach code that assumes
+# they are apart (`watch_overlaps`). What a user's backend returns is checked, so that a mistake in it is told as
+# such (`custom_backend`).
 
 # %%
 import functools
@@ -55,11 +61,31 @@ def input_fakes(captured) -> list:
 # %% [markdown]
 # ## Inputs that share memory
 #
-# A graph that writes to an input was made functional, on the assumption that its inputs are apart. Which
-# tensors are the same object is guarded; whether two different ones overlap depends on addresses, which
-# change with every call. So it is looked up at each call, but only where the graph writes to something. Most
-# tensors are where they were at the last call, which was found harmless. `Spans` (chapter 2) remembers it, and
-# sorts those that have moved into their new places: 600 tensors take 4 microseconds.
+# A graph that writes to an input was made functional (chapter 5): it computes the new values, and copies them into the input at the end.
+# That is right as long as no other input shows the same memory. Take
+#
+#     def shifted(a, b):
+#         a.add_(1)
+#         return b * 2
+#
+# compiled for two separate tensors and then called with `shifted(buffer[:2], buffer[1:])`, where `buffer` has three ones. The second
+# number of `a` is the first of `b`, so `b` is to be read after the addition:
+#
+#     eager                tensor([4., 2.])
+#     without this check   tensor([2., 2.])
+#     with it              tensor([4., 2.])
+#
+# No guard tells these calls apart. Guards compare objects and their attributes, and here are two tensors as before; whether
+# they overlap depends on their addresses, which may differ in every call. So addresses are compared at each call, but only where
+# the graph writes to an input. A call whose arguments do harm runs the captured graph, operation by operation.
+#
+# `watch_overlaps` sorts the tensors among the inputs: those that arguments and the like have brought (`loose`), and those of modules
+# (`owned`), which are compared with each other when the graph is compiled, and not again. If nothing loose is written, only
+# the written ones of modules matter; if then no pair is left of which one is written, the compiled graph is returned as it is, and a
+# call costs nothing more. Otherwise `call` compares first. The extent of a tensor whose sizes are fixed is computed once, here.
+#
+# Most tensors are where they were at the last call, which was found harmless. `Spans` (chapter 2, in C) remembers it, and
+# sorts those that have moved into their new places: 600 tensors take 4 microseconds. Where there is no C, `harm_each_other` decides.
 
 # %%
 def watch_overlaps(captured, compiled) -> Callable:
@@ -92,11 +118,15 @@ def watch_overlaps(captured, compiled) -> Callable:
     return call
 
 
+# %% [markdown]
+# To compare all pairs of 600 tensors would take 180,000 comparisons. In the order of addresses one pass is enough: a range overlaps an
+# earlier one if it begins before the farthest end so far. Which end counts depends on the range. One that is written is harmed by any
+# other, one that is only read by a written one; and of two that are of modules nothing is asked. So there are four farthest ends.
+
+# %%
 def harm_each_other(spans: list, kinds: list) -> bool:
     """Whether two of the ranges (first byte, the one after the last) have memory in common, one of them is
-    written, and not both are of modules. kinds: (is it written, is it of a module) for each.
-
-    In the order of addresses a range overlaps one before it if it begins before the farthest end so far."""
+    written, and not both are of modules. kinds: (is it written, is it of a module) for each."""
     farthest = [[0, 0], [0, 0]]        # by kind: of all, of the written; loose ones, those of modules
     for (start, end), (is_written, of_module) in sorted(zip(spans, kinds)):
         if start == end:
@@ -118,6 +148,26 @@ def extent(t) -> int:
 
 # %% [markdown]
 # ## Symbols as inputs
+#
+# With `dynamic=True`, `x.sum() / x.size(0)` for a matrix `x` is captured as
+#
+#     x: f32[s0, s1] = input
+#     sum_1: f32[] = x.sum()
+#     sym_size_int: s0 = aten.sym_size.int(x, 0)
+#     truediv: f32[] = truediv(sum_1, sym_size_int)
+#     return (truediv,)
+#
+# Here a number is asked of a tensor. Later stages would have to know which tensors can be asked, and whether they are still there. So the
+# symbols become inputs, and the guards' check, which reads them anyway, hands their values over:
+#
+#     x: f32[s0, s1] = input
+#     s0: s0 = input
+#     s1: s1 = input
+#     sum_1: f32[] = x.sum()
+#     truediv: f32[] = truediv(sum_1, s0)
+#     return (truediv,)
+#
+# A size such as `2*s0` needs no input of its own: it is computed from `s0`.
 
 # %%
 def add_size_inputs(captured) -> None:
@@ -147,6 +197,20 @@ def add_size_inputs(captured) -> None:
 
 # %% [markdown]
 # ## Backends of the user
+#
+# A backend is called with the graph and with the arguments of the call at hand, and returns a callable. The shortest useful one prints
+# the graph and runs it:
+#
+#     def printing(gm, example_inputs):
+#         print(gm.code)
+#         return gm.forward
+#
+# Two mistakes are common: to forget the `return`, and to return one tensor of several. Both would come up far from their cause, in the
+# generated function around the graph. So a backend's result is asked whether it can be called, and what the first call returns
+# is compared with the outputs of the graph. A `printing` without its last line:
+#
+#     The backend 'printing' returned None. It must return a callable that takes the graph's inputs and returns a tuple of its outputs;
+#     gm.forward is one.
 
 # %%
 def custom_backend(captured, context) -> Callable:

@@ -3,6 +3,18 @@
 #
 # What a compiled function does is decided twice: by the settings that it was compiled with, its **context**, and by
 # the **stance** of the moment.
+#
+# One function can be compiled with several settings, `compile(f)` here and `compile(f, fullgraph=True)` there. Their compiled versions
+# must not be mixed up, since one may have a graph break where the other has to raise. So the versions of a function are kept
+# under a key, and the key is the context. It is compared by identity at every call, by C code. So equal settings have to give one object:
+# `context_for` looks among the contexts that are in use, and a function that is compiled in two places with the same settings is compiled
+# once. Nobody else keeps a context: when the last function with these settings is gone, it goes as well.
+#
+# `explain` wants to see a function compiled from the start, even if it has been compiled before. Inside of `fresh_contexts` every context
+# is a new one, under which nothing is kept yet.
+#
+# A context with `unseen` is for a second attempt: a program that takes another path when it is told that it is compiled, and fails there,
+# is captured once more as if nobody had compiled it (`frames.run_unseen`).
 
 # %%
 from __future__ import annotations
@@ -59,10 +71,23 @@ def context_for(backend, options: dict, dynamic, fullgraph) -> Context:
 
 
 # %% [markdown]
+# ## Stances
+#
 # A stance changes what compiled functions do, without touching the code that compiles them: run everything
-# eagerly while looking for a bug, or fail loudly when a recompile sneaks into a benchmark. The last two
-# compile nothing, the first version of a function included: a call that no compiled version fits runs
-# eagerly, or raises.
+# eagerly while looking for a bug, or fail loudly when a recompile sneaks into a benchmark. Take `f(x) = x + 1`, compiled and
+# called once with float32 numbers. What it does under each stance when it is called with such numbers again, and then with float64:
+#
+#     default              runs what is compiled   compiles
+#     force_eager          runs eagerly            runs eagerly
+#     eager_on_recompile   runs what is compiled   runs eagerly
+#     fail_on_recompile    runs what is compiled   RecompileError
+#
+# The last two compile nothing, the first version of a function included. The stance is read where a call begins, and where no version
+# fits; what the two read is the one object `current`, whose name is changed in place.
+#
+# `set_stance` can be used in three ways, and cannot know in which when it is made. So it takes effect at once, as a call would, and
+# remembers what was before. A `with` block puts that back at its end. As a decorator it puts it back at once, and takes effect
+# during each call of the function.
 
 # %%
 STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")

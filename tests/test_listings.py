@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 import minicompile
 from chapters._lib import folded, watch, watching
-from minicompile import cache
+from minicompile import backends, cache, stances, versions
 from minicompile.ch01_graphs import layouts as layouts_of
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.graph import print_graph
@@ -617,9 +617,79 @@ def statements():
 
 
 CENTRED = centred, torch.ones(64, 256)
+def shifted_in_place(a, b):
+    a.add_(1)
+    return b * 2
+
+
+def printing(gm, example_inputs):
+    print(gm.code)
+    return gm.forward
+
+
+def given_to_backends():
+    """Overlapping arguments with and without the check, a graph before and after its symbols are inputs, and a backend without a result."""
+    def called():
+        minicompile.reset()
+        compiled, buffer = minicompile.compile(shifted_in_place, backend="aot_eager"), torch.ones(3)
+        compiled(torch.ones(2), torch.ones(2))
+        return compiled(buffer[:2], buffer[1:])
+
+    buffer, graph_before = torch.ones(3), []
+    rows = [inspect.getsource(shifted_in_place).replace("shifted_in_place", "shifted"),
+            f"{'eager':<21}{shifted_in_place(buffer[:2], buffer[1:])}"]
+    with mock.patch.object(backends, "watch_overlaps", lambda captured, compiled: compiled):
+        rows.append(f"{'without this check':<21}{called()}")
+    rows.append(f"{'with it':<21}{called()}")
+
+    def watched(captured):
+        graph_before.append(graphs(captured.gm))
+        backends.add_size_inputs(captured)
+
+    with mock.patch.object(versions, "add_size_inputs", watched):
+        [found] = watch(lambda x: x.sum() / x.size(0), torch.ones(4, 2), backend="eager", dynamic=True).captured
+    rows += [*graph_before, graphs(found.gm), inspect.getsource(printing)]
+    forgetful = lambda gm, example_inputs: None                             # noqa: E731
+    forgetful.__name__ = "printing"
+    with pytest.raises(minicompile.BackendError) as refused:
+        minicompile.compile(centred, backend=forgetful)(torch.ones(3, 4))
+    return "\n".join([*rows, str(refused.value).replace("outputs; ", "outputs;\n")])
+
+
+def in_each_stance():
+    """What a call does that a compiled version fits, and one that none fits."""
+    happened = []
+
+    def backend(gm, example_inputs):
+        def run(*inputs):
+            happened.append("runs what is compiled")
+            return gm.forward(*inputs)
+        happened.append("compiles")
+        return run
+
+    def done(compiled, x):
+        happened.clear()
+        try:
+            compiled(x)
+        except minicompile.RecompileError as error:
+            return type(error).__name__
+        return happened[0] if happened else "runs eagerly"
+
+    rows = []
+    for name in stances.STANCES:
+        minicompile.reset()
+        compiled = minicompile.compile(lambda x: x + 1, backend=backend)
+        compiled(torch.ones(3))
+        with minicompile.set_stance(name):
+            rows.append(f"{name:<21}{done(compiled, torch.ones(3)):<24}{done(compiled, torch.ones(3).double())}")
+    return "\n".join(rows)
+
+
 LISTINGS = {
+    "backends.py": given_to_backends,
     "cache.py": sealed,
     "learning.py": learned,
+    "stances.py": in_each_stance,
     "ch01_graphs/__init__.py": lambda: inspect.getsource(centred) + graphs(recorded(64), recorded(ShapeEnv().create(64))),
     "ch01_graphs/graph.py": traced_back,
     "ch01_graphs/layouts.py": laid_out,

@@ -1,14 +1,22 @@
 # %% [markdown]
 # # A process that compiles kernels
 #
-# Compiling one kernel takes Triton 30 to 210 milliseconds (those of a GPT's training step), most of it Python and C++ under the interpreter
-# lock: threads do not help, processes do. This file runs as a script in a process of its own, knows nothing
-# of PyTorch or this package, and never touches a GPU: the target is told to it. It imports Triton once and
-# then forks a child for each task. A fork costs milliseconds, where importing Triton and compiling a first
-# kernel cost most of a second; a compiler crash ends one child only.
+# Compiling one kernel takes Triton 30 to 210 milliseconds (those of a GPT's training step), and a training step has dozens of kernels.
+# They do not depend on each other, so they could be compiled at the same time. Threads do not help, since most of the work holds the
+# interpreter lock. Processes do, but a new Python that imports Triton and compiles a first kernel takes most of a second before it
+# is of use. Nor can the program's own process be forked: a fork of a process that has used a GPU cannot use it, and a fork of one with
+# threads finds their locks taken for ever.
 #
-# Tasks arrive on standard input, each a length and a pickle. Results go to files, which are the cache; a
-# line on standard output says that one is there.
+# So `launch.py` starts one more process, which runs this file as a script. It imports Triton once, knows nothing of PyTorch or this
+# package, and never touches a GPU: for which one to compile is part of each task. For each task it forks a child. That costs
+# milliseconds, the child has Triton loaded already, and if the compiler crashes, one child ends and nothing else.
+#
+#     the program                    this process                    a child
+#     task (length, pickle)   ->     reads it, forks          ->     compiles, writes a file of the cache
+#     reads the file          <-     (passes nothing on)      <-     a line with the number of the task
+#
+# Tasks arrive on standard input. Results do not go back the same way: the cache on disk has to have them anyway, so a child writes there,
+# and a line on standard output says for which task. What it says behind the number is empty, or what went wrong.
 
 # %%
 import os
@@ -31,6 +39,13 @@ else:                                      # a script, without the package, whic
     spec.loader.exec_module(cache)
 
 
+# %% [markdown]
+# Three steps make a kernel's text a binary. Triton reads the source of a function by its file name, so the text is put into `linecache`,
+# where Python looks for lines before it opens a file, and executed. Then the types of the parameters are told: `signature` names them,
+# block sizes are constants, and pointers whose addresses can be divided by 16 are marked, since they allow wider loads. Last, Triton
+# compiles for the architecture of the task. A kernel that wants scratch memory is refused, because the launcher gives none.
+
+# %%
 # Triton's options that are the same for all our kernels. Its compiler would make one instruction, with one rounding, of
 # a product and a sum. Then `x * y - y * x`, which is 0 in eager, is the rounding error of one product, and half of the
 # square roots of such differences are NaN. Two roundings cost 0.3 to 0.8% of the training steps of nanoGPT, GPT-2 and
@@ -115,15 +130,24 @@ def warm_up() -> None:
 
 
 # %% [markdown]
-# `serve` is a loop over three things: read tasks that have arrived, collect children that have ended, and start
-# new ones while there are free slots. A child answers by itself, with one line on the standard output that it has
-# inherited. If it died before, by a crash in the compiler for example, the server answers in its place.
+# `serve` goes on as long as a task may come, waits or runs. Each round does three things.
+#
+# 1. Read what has arrived. `select` waits until there is something, but only for 5 ms while children run, which are to be collected as
+#    well. A pipe hands over bytes, not tasks: what is read goes to the end of `buffer`, and whole tasks (eight bytes with the length,
+#    then that many) are taken from its beginning. If nothing is read, the other end is closed, and the process ends after its last task.
+# 2. Collect children that have ended. One that ends well has answered by itself, with a line on the standard output that it has
+#    inherited. If it has died, by a crash in the compiler for example, its status is not 0, and the server answers in its place.
+# 3. Start children while there are free slots. A child compiles, answers and ends by `_exit`: it must not run what the server would run
+#    at its end.
+#
+# Whatever Triton prints must not look like an answer. So answers go through a copy of standard output, and standard output itself
+# leads to standard error from the beginning.
 
 # %%
 def serve(slots: int) -> None:
     """Read tasks until standard input closes; at most `slots` children at a time."""
     results = os.dup(1)
-    os.dup2(2, 1)                                        # whatever Triton prints must not look like a result
+    os.dup2(2, 1)
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     warm_up()
