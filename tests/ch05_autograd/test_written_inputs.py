@@ -24,6 +24,7 @@ PROGRAMS = {
     "saved before": lambda x, w: (x.exp(), x.mul_(2))[0] * x,
     "detached": lambda x, w: (x.detach().mul_(2), x * w)[1],
     "data": lambda x, w: (x.data.add_(1), x * w)[1],
+    "data after": lambda x, w: (F.logsigmoid(x), x.data.mul_(2))[0] * w,
     "index_put_": lambda x, w: (x.__setitem__(torch.tensor([0, 2]), w[:2]), x.sum())[1],
     "asked after": lambda x, w: (x.is_leaf, x.grad_fn is None, x.mul_(w), x.is_leaf, x.grad_fn is None, x.requires_grad),
 }

@@ -76,7 +76,6 @@ formulas({
     "tanh_backward": lambda grad, y: grad * (1 - y * y),
     "silu": lambda x: x * torch.sigmoid(x),
     "mish": lambda x: x * torch.tanh(torch.log1p(torch.exp(x))),
-    "log_sigmoid_backward": lambda grad, x, buffer: grad * torch.sigmoid(-x),
     "softplus": lambda x, beta=1, threshold=20: torch.where(x * beta > threshold, x, torch.log1p(torch.exp(x * beta)) / beta),
 }, float32=True)
 
@@ -105,6 +104,14 @@ def log_sigmoid_forward(x):
     z = torch.exp(-torch.abs(x))
     out = torch.minimum(x, constant(0, x)) - torch.log1p(z)
     return out, z if x.device.type == "cpu" else x.new_empty(0)
+
+
+@decomposition("log_sigmoid_backward", float32=True)
+def log_sigmoid_backward(grad, x, buffer):
+    """On a CPU only the sign is that of `x`, which may have been written through `.data` since; on a GPU there is nothing in the buffer."""
+    if x.device.type != "cpu":
+        return grad * torch.sigmoid(-x)
+    return grad * (torch.where(x < 0, constant(1, x), buffer) / (buffer + 1))
 
 
 @decomposition("glu", float32=True)
