@@ -198,6 +198,12 @@ def file_of(function, code) -> str:
 # nothing may be compiled at this point of the program (`why_not_here`). Otherwise it waits for its turn, since one thread compiles
 # at a time, and takes the version that another thread has made meanwhile, or makes one. If in the end nothing has run, what
 # traces did ahead of the graph is taken back (`undo`).
+#
+# A function that has as many versions as it may have (`full`, below) is not compiled again. From then on a miss should at least be cheap:
+# each entry asks first for the guard that has told such calls apart (`ask_first`). A few times that guard is chosen anew (`look_again`),
+# because the calls may differ in something else by then.
+#
+# Everything between the miss and the entry runs `outside_region`: the compiler is Python, too, and must not compile itself.
 
 # %%
 LOOKS = (64, 512, 4096)          # beyond the recompile limit: numbers of calls at which it is looked again where they differ
@@ -248,6 +254,14 @@ def made_meanwhile(state: FrameState, created: int, function, args):
                  if codegen.failing_guard(entry.guards, state.code, function, args, entry.constants) is None), None)
 
 
+# %% [markdown]
+# **Where nothing can be compiled.** Capture runs operators on tensors without data, and a graph computes several operations at once. Both
+# are wrong where somebody watches single operations: a mode of the program, or a transformation such as `vmap` that is at work. Nor can a
+# thread compile that is compiling already. That happens: a signal handler or a destructor can run between any two instructions, those of
+# the compiler included. And capture calls itself for each call that it follows, so it needs room on the stack of Python. Each obstacle is
+# told with a way around it.
+
+# %%
 def why_not_here() -> str | None:
     """Why nothing can be compiled at this point of the program, and what to do about it; None if it can."""
     if torch._C._len_torch_dispatch_stack() or watched():
@@ -282,6 +296,19 @@ def restore_modes(grad: bool, depth: int) -> None:
         torch._C._set_grad_enabled(grad)
 
 
+# %% [markdown]
+# **One attempt.** `new_entry` says why this version is needed, asks whether it may be made, makes it, and sorts out how that can
+# end. The ways, from the harmless to the worst:
+#
+# | what happens | what it means | what follows | |---|---|---| | `SkipFrame` | not worth compiling, or impossible as a whole | the frame
+# runs as it is; where it was told that it is compiled, once more untold | | `Unsupported` | not even the part before a break could be
+# compiled | the same; under `fullgraph` an error | | `StrictError` | what the user has asked to fail | goes to the user | |
+# `MinicompileError` | the environment lacks something, such as a compiler | one warning, then eager; under `fullgraph` it goes to the
+# user | | any other | a bug in the compiler | reported with what to send us (`internal_error`), then eager |
+#
+# The order of the clauses matters: `SkipFrame` is a kind of `Unsupported`, and `StrictError` one of `MinicompileError`.
+
+# %%
 def new_entry(state: FrameState, function, args):
     """Compile for these arguments: an Entry whose guards hold for them, or None to evaluate the frame. What was
     asked for strictly raises."""
@@ -347,6 +374,10 @@ def is_deep() -> bool:
 # leaves many that serve nobody: of 64 the one that has waited longest makes room (`has_room`), unless compiling them has taken more
 # than a tenth of the time since the first of them.
 #
+# So a call asks, in this order, whether too many classes of one name have been compiled; whether everybody together has too many; whether
+# this model has four times the limit; whether it has less than the limit, which is the usual case; and only then which of its
+# versions were made for the pattern of this call.
+#
 # `over_limit` tells for whom the limit is reached: one model, all whose classes have one name, or everybody. That costs a look at all
 # versions, so at the next call `is_full` knows: a module that is made in each call would cost as many looks each time.
 
@@ -386,6 +417,11 @@ def has_room(cache, most: int) -> bool:
     return True
 
 
+# %% [markdown]
+# Who counts as whose? An entry knows the model that it was made for, weakly, and the class of that with its full name (`kind`). A *twin*
+# of a class is another class of the same name: one `class` statement, executed again.
+
+# %%
 def may_count(weak, kind) -> bool:
     """Whether a version that is gone counts for anybody: it was of no model, of one that lives, or of one whose class may have twins."""
     return not kind or strongly(weak) is not None or strongly(kind[0]) is None
@@ -409,6 +445,12 @@ def is_full(state: FrameState, model) -> bool:
     return any(who in of_all or model is not None and strongly(who) is model for who in state.full)
 
 
+# %% [markdown]
+# To see whether a version was made for the pattern of this call, its guards are checked against the call, and those that fail are
+# sorted. A guard that expects an int 3 and finds a 4 says nothing about patterns. One that expects None and finds a tensor does, and so
+# does one that finds another dtype, or other gradient mode. If any of these has failed, the version is of another pattern.
+
+# %%
 def is_alike(state: FrameState, entry, function, args) -> bool:
     """Whether the entry was made for the pattern of this call."""
     namespace = codegen.call_namespace(state.code, function, args, entry.constants)
@@ -464,6 +506,12 @@ def is_one_of_many(code) -> bool:
     alike[kind] += 1
     return False
 
+
+# %% [markdown]
+# ## Giving up
+#
+# A frame that cannot be compiled is remembered (`given_up`), since the next attempt would cost as much and end the same way. Not at
+# once, where the reason is of this one call: the program has raised an exception of its own, or its calls were nested too deeply.
 
 # %%
 def skip_frame(state: FrameState, why: Unsupported | None = None) -> None:
@@ -527,6 +575,8 @@ os.register_at_fork(before=lambda: _waited.append(_lock.acquire(timeout=5)),
 
 # %% [markdown]
 # ## Forgetting
+#
+# A report (`explain`) compiles a function for itself, in a context of its own. What it has compiled there is of no use afterwards.
 
 # %%
 def forget(state: FrameState) -> None:

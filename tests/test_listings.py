@@ -2,6 +2,7 @@
 import dis
 import functools
 import inspect
+import itertools
 import math
 import pathlib
 import re
@@ -28,6 +29,8 @@ from minicompile.ch02_guards.identity import weakly
 from minicompile.ch02_guards.sources import LocalSource, ModuleAttrSource
 from minicompile.ch03_capture import no_hook
 from minicompile.ch03_capture.capture import CaptureOptions, trace_frame
+from minicompile.ch03_capture.hook import kept
+from minicompile.ch04_breaks.resume import pieces
 from minicompile.ch05_autograd import partition as partitions
 from minicompile.ch05_autograd.cleanup import clean
 from minicompile.ch05_autograd.functionalize import functionalize
@@ -685,6 +688,49 @@ def in_each_stance():
     return "\n".join(rows)
 
 
+def shown(x):
+    y = x.relu()
+    print(y.shape)
+    return y + 1
+
+
+def counted_up(x):
+    for i in range(9):
+        x = x + i
+        print(i)
+    return x
+
+
+def pieces_of(f):
+    """Resume functions and steps that were cut from `f`, each as its signature and its instructions."""
+    watch(f, torch.ones(3), backend="eager")
+    names = {}
+    for (at, *_), piece in kept(pieces, f.__code__).items():
+        parameters = piece.code.co_varnames[:piece.code.co_argcount]
+        rows = [f"{i.offset:>3} {i.opname:<15} {i.argrepr}".rstrip() for i in dis.get_instructions(piece.code)]
+        text = re.sub(r"<class '[\w.]+\.(\w+)'>", r"\1", "\n".join(rows))
+        for point in piece.exits:
+            text = re.sub(r"<code object [^>]+>", point.name, text, count=1)
+        name = piece.name if type(at) is int else "step"
+        names[name] = f"{name}({', '.join(parameters)})\n{text}"
+    return names
+
+
+def beside(left, right, width):
+    """Two texts as two columns."""
+    return "\n".join(f"{a:<{width}}{b}".rstrip() for a, b in itertools.zip_longest(left.splitlines(), right.splitlines(), fillvalue=""))
+
+
+def cut_at_print():
+    found = pieces_of(shown)
+    return inspect.getsource(shown) + beside(found.pop("step"), *found.values(), 51)
+
+
+def step_of_a_loop():
+    lines = pieces_of(counted_up)["step"].splitlines()
+    return (inspect.getsource(counted_up) + beside("\n".join(lines[:14]), "\n".join(lines[14:]), 47)).replace("counted_up", "counted")
+
+
 LISTINGS = {
     "backends.py": given_to_backends,
     "cache.py": sealed,
@@ -710,6 +756,8 @@ LISTINGS = {
     "ch03_capture/tracer.py": in_the_tracer,
     "ch03_capture/subscripts.py": lambda: told(picked, torch.ones(3), [2, 4, 8], {"start": 0.1, "end": 0.01}, {}),
     "ch04_breaks/__init__.py": broken,
+    "ch04_breaks/resume.py": cut_at_print,
+    "ch04_breaks/steps.py": step_of_a_loop,
     "ch05_autograd/__init__.py": cut,
     "ch05_autograd/aliases.py": lambda: graphs(functionalize(trace(
         lambda x: [column_written(x)], [FakeMode().from_real(torch.ones(2, 3))], ["x"]))),
@@ -743,7 +791,8 @@ LISTINGS = {
     "ch12_training/__init__.py": trained,
     "ch12_training/slots.py": lambda: told(halved, torch.ones(3, requires_grad=True), torch.ones(3)),
     "ch13_tuning/__init__.py": in_channels_last}
-OF_3_11 = {"ch03_capture/__init__.py", "ch03_capture/opcodes_calls.py", "ch04_breaks/__init__.py"}            # they show bytecode
+OF_3_11 = {"ch03_capture/__init__.py", "ch03_capture/opcodes_calls.py", "ch04_breaks/__init__.py", "ch04_breaks/resume.py",
+             "ch04_breaks/steps.py"}            # they show bytecode
 
 
 @pytest.mark.parametrize("path", LISTINGS)

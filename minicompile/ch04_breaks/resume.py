@@ -6,11 +6,8 @@
 # set, perhaps with half an expression on the interpreter's stack (`f(x) + g(print(y))` breaks with `f(x)`
 # waiting), perhaps inside a loop, a `with` block or an exception handler.
 #
-# So the rest becomes a function of its own. Its code is the *original* code with a new beginning:
-#
-#     def resume_in_f_at_42(x, n, stack0, stack1):     # the live locals, then the values on the stack
-#         push stack0; push stack1
-#         jump to instruction 42 of f
+# So the rest becomes a function of its own. Its code is the *original* code with a new beginning, which takes the live locals and
+# the values on the stack as arguments, puts the latter back on the stack, and jumps to where the rest begins.
 #
 # To everything else it is an ordinary function. The frame hook sees its frame like any other, capture
 # traces it, guards protect it, and if it breaks again, there is another resume function. Resume functions
@@ -24,20 +21,43 @@
 # instruction is covered by the original exception table and the handlers follow behind it, so an exception
 # finds what it would have found. That frame then goes on as plain Python: right, only slower.
 #
-# Here are both, from CPython 3.12, for a break at the `print` in `y = x.relu(); print(y.shape); return y +
-# 1`. The stack holds NULL, `print` and the shape; the only live local is `y`.
+# Here are both, from CPython 3.11, for
 #
-#     def step(y, stack1, stack2):             def f__resume_at_76(y):
-#         RESUME                                   RESUME
-#         PUSH_NULL                                JUMP_FORWARD  (to the arrow)
-#         LOAD_FAST_AND_CLEAR  stack1              LOAD_FAST     x
-#         LOAD_FAST_AND_CLEAR  stack2              ...           (all of f)
-#         CALL                 1                   CALL          1
-#         POP_TOP                                  POP_TOP
-#         ...  return TailCall(               ->   LOAD_FAST     y
-#                (f__resume_at_76, (y,)))          LOAD_CONST    1
-#                                                  BINARY_OP     +
-#                                                  RETURN_VALUE
+#     def shown(x):
+#         y = x.relu()
+#         print(y.shape)
+#         return y + 1
+#
+# The graph ends before the call of `print`. Then the stack holds NULL (which stands below a callable), `print` and the shape, and
+# the only live local is `y`:
+#
+#     step(y, __stack1, __stack2)                        shown__resume_at_82(y)
+#       0 RESUME                                           0 RESUME
+#       2 PUSH_NULL                                        2 JUMP_FORWARD    to 84
+#       4 LOAD_CLOSURE    __stack1                         4 LOAD_FAST       x
+#       6 DELETE_FAST     __stack1                         6 LOAD_METHOD     relu
+#       8 LOAD_CLOSURE    __stack2                        28 PRECALL
+#      10 DELETE_FAST     __stack2                        32 CALL
+#      12 CALL                                            42 STORE_FAST      y
+#      22 POP_TOP                                         44 LOAD_GLOBAL     NULL + print
+#      24 JUMP_FORWARD    to 26                           56 LOAD_FAST       y
+#      26 NOP                                             58 LOAD_ATTR       shape
+#      28 PUSH_NULL                                       68 PRECALL
+#      30 LOAD_CONST      TailCall                        72 CALL
+#      32 LOAD_CONST      shown__resume_at_82             82 POP_TOP
+#      34 MAKE_FUNCTION                                   84 LOAD_FAST       y
+#      36 LOAD_FAST       y                               86 LOAD_CONST      1
+#      38 BUILD_TUPLE                                     88 BINARY_OP       +
+#      40 BUILD_TUPLE                                     92 RETURN_VALUE
+#      42 CALL
+#      52 RETURN_VALUE
+#
+# The step puts the stack back (NULL is no object, so it cannot be an argument, and is pushed anew), makes the call and drops its result.
+# What begins at 26 is the exit: it makes a function of the code on the right, and returns that with its arguments, as a `TailCall`. The
+# pair of `LOAD_CLOSURE` and `DELETE_FAST` takes an argument out of its variable: so nobody but the stack holds it, as in the original.
+# (`LOAD_CLOSURE` pushes what a variable holds, whatever that is. Later Pythons have one instruction for both.) On the right is the whole
+# original behind a jump (82 is where the rest begins in the original; the jump has moved it to 84). What the jump passes over is never
+# executed there. It stays because loops jump back, and because handlers may stand anywhere.
 #
 # torch.compile has resume functions too. It generates the instruction and the part before it as bytecode,
 # reconstructs the `with` blocks that it knows, and gives up on the frame when a break happens in a loop or

@@ -8,17 +8,45 @@
 #
 # So a step is a *path* through the original code, copied, and an exit wherever the program may leave the
 # path. The walk keeps track of what is on the stack and which locals are set, because that is the
-# signature of the resume function at an exit. This is the whole step for `print(i)` at the end of the body of
-# `for i in range(9): x = x + i; print(i)`, with the iterator in `stack0` and its two exits:
+# signature of the resume function at an exit. In
 #
-#     LOAD_FAST_AND_CLEAR  stack0          FOR_ITER    (when exhausted, to END_FOR)
-#     PUSH_NULL                            STORE_FAST  i
-#     LOAD_FAST_AND_CLEAR  stack2          ... return TailCall((g__resume_at_30, (x, i, iterator)))
-#     LOAD_FAST_AND_CLEAR  stack3          END_FOR
-#     CALL                 1               ... return TailCall((g__resume_at_66, (x,)))
-#     POP_TOP
+#     def counted(x):
+#         for i in range(9):
+#             x = x + i
+#             print(i)
+#         return x
 #
-# The body resumes at 30 in every round, with another `i` and the same kind of iterator. `i` is an
+# the graph breaks at `print`. The step takes the iterator, NULL, `print` and `i` from its arguments to the stack, and this is all of it:
+#
+#     step(x, __stack0, __stack2, __stack3)           34 NOP
+#       0 RESUME                                      36 PUSH_NULL
+#       2 LOAD_CLOSURE    __stack0                    38 LOAD_CONST      TailCall
+#       4 DELETE_FAST     __stack0                    40 LOAD_CONST      counted__resume_at_78
+#       6 PUSH_NULL                                   42 MAKE_FUNCTION
+#       8 LOAD_CLOSURE    __stack2                    44 LOAD_FAST       x
+#      10 DELETE_FAST     __stack2                    46 BUILD_TUPLE
+#      12 LOAD_CLOSURE    __stack3                    48 BUILD_TUPLE
+#      14 DELETE_FAST     __stack3                    50 CALL
+#      16 CALL                                        60 RETURN_VALUE
+#      26 POP_TOP                                     62 NOP
+#      28 FOR_ITER        to 34                       64 STORE_FAST      __exit0
+#      30 STORE_FAST      i                           66 PUSH_NULL
+#      32 JUMP_FORWARD    to 62                       68 LOAD_CONST      TailCall
+#                                                     70 LOAD_CONST      counted__resume_at_36
+#                                                     72 MAKE_FUNCTION
+#                                                     74 LOAD_FAST       x
+#                                                     76 LOAD_FAST       i
+#                                                     78 LOAD_FAST       __exit0
+#                                                     80 BUILD_TUPLE
+#                                                     82 BUILD_TUPLE
+#                                                     84 CALL
+#                                                     94 RETURN_VALUE
+#
+# Behind the call stands the end of the loop's body, without its jump back: `FOR_ITER` and the store of the next `i`. So there are two
+# exits. If the iterator is exhausted, the program goes on behind the loop (34), with `x` alone. Otherwise it goes on in the body (62),
+# with `x`, the next `i` and the iterator, which the exit has taken from the stack.
+#
+# The body resumes at 36 in every round, with another `i` and the same kind of iterator. `i` is an
 # input of the graph there, so the loop needs three graphs, be it nine rounds or a thousand.
 
 # %%
