@@ -114,6 +114,13 @@ def test_positions_that_every_row_reads_at_are_found_once(fn):
         assert not [loop for loop in source.code.split("#pragma omp simd")[1:] if "mc_index" in loop.split("}")[0]]
 
 
+def test_positions_of_rows_and_columns_are_computed_once_for_images_whose_channels_are_innermost():
+    x = rand(2, 16, 9, 8).to(memory_format=torch.channels_last)
+    for dtype in (torch.float32, torch.bfloat16):
+        (source,) = agree(lambda t: F.interpolate(t, size=(13, 21)), x.to(dtype), rtol=0, atol=0)
+        assert "mc_index" not in source.code[source.code.index("for (int64_t i0"):].split("#pragma omp simd")[0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fn", [
     lambda x: F.max_pool1d(x[0], 3, 2, 1), lambda x: F.max_pool2d(x, 3, 2, 1), lambda x: F.max_pool2d(x, 5, 2, 2).relu(),
