@@ -357,7 +357,7 @@ def voted():
 
     graph = emitter.graph
     accesses = sorted((v for v in graph.steps if v.op in ("load", "store")), key=lambda v: v.buffer)
-    rows = [row(f"{a.buffer}[{a.index}]", SimpleNamespace(steps=[a], reductions=[], kernel=step)) for a in accesses]
+    rows = [row(f"{a.buffer}[{a.index}]", SimpleNamespace(steps=[a], reductions=[], symbols={}, kernel=step)) for a in accesses]
     return "\n".join([*rows, row("all", graph)])
 
 

@@ -324,8 +324,8 @@ def store_lines(e: Emitter, stores: Iterable[Value], scope: Scope) -> None:
 # %% [markdown]
 # ## Choosing the lane
 #
-# Each access votes: a variable that moves it by one element is worth its bytes, one that moves it further
-# costs them. Stores count double, since a strided store reads the cache line as well. Very short loops make
+# Each access votes: a variable that moves it by one element is worth its bytes, one that moves it further, or to wherever a
+# table says, costs them. Stores count double, since a strided store reads the cache line as well. Very short loops make
 # poor lanes, whatever their stride.
 #
 # In `x.t() + y`, of 512 by 256 numbers of four bytes, the two operands disagree. The votes of their loads, of the store, and the sum:
@@ -346,7 +346,7 @@ def vote(e: Emitter, variable: Symbol) -> float:
     if e.graph.reductions:      # what happens once per row does not matter
         accesses = [a for a in accesses if e.graph.row & (a.dims if a.op == "load" else symbols(a.index))] or accesses
     for access in accesses:
-        step = coefficient(access.index, variable)
+        step = along_lane(e, access.index, variable)
         if step != 0:
             size = e.kernel.buffers[access.buffer].dtype.itemsize * (2 if access.op == "store" else 1)
             total += size if step == 1 else -size
