@@ -17,8 +17,10 @@
 import atexit
 import contextlib
 import functools
+import gc
 import inspect
 import os
+import signal
 import sys
 import threading
 import time
@@ -156,6 +158,30 @@ INSTEAD = {CHECKPOINT: checkpoint_uncompiled, inspect.unwrap(torch.cond).__code_
 
 
 # %% [markdown]
+# Some functions are called by Python itself, in the middle of whatever runs at that moment: callbacks of the garbage collector, finalisers,
+# handlers of signals. They are no part of the compiled call that they interrupt, and few run there a second time, so they run outside of
+# the region, with all that they call. Weak references call C or, through `weakref.finalize`, a method that is known.
+
+# %%
+INSTEAD[weakref.finalize.__call__.__code__] = run_outside
+
+
+def comes_unasked(code) -> bool:
+    """Is this code called by Python when it comes to that, not by the program?"""
+    if code.co_name == "__del__":
+        return True
+    callbacks = (*gc.callbacks, *map(signal.getsignal, signal.valid_signals()), sys.unraisablehook)
+    return any(called_by(callback) is code for callback in callbacks)
+
+
+def called_by(callback):
+    """The code that runs when this is called; None if that is not Python's."""
+    callback = getattr(callback, "func", callback)                                  # of a `partial`
+    found = getattr(callback, "__func__", callback)
+    return getattr(found if hasattr(found, "__code__") else getattr(type(found), "__call__", None), "__code__", None)
+
+
+# %% [markdown]
 # The answers in order. The tail that is returned at the end does not hold the state, and no entry does: a state hangs on its code, and what
 # hangs on code must not lead back to it (`partial_of`).
 
@@ -163,7 +189,7 @@ INSTEAD = {CHECKPOINT: checkpoint_uncompiled, inspect.unwrap(torch.cond).__code_
 def target_for(function, code, context):
     if code in INSTEAD:
         return INSTEAD[code]
-    if code.co_filename.startswith(TRACERS) and "allowed" not in hook.record(code):
+    if "allowed" not in hook.record(code) and (code.co_filename.startswith(TRACERS) or comes_unasked(code)):
         return run_outside
     if "allowed" not in hook.record(original_code(code)) and hook.is_library_file(file_of(function, code)):
         return False

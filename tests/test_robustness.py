@@ -1,6 +1,7 @@
 """Whatever happens around the compiler or inside it, the user's program gets its result, and the same exceptions."""
 import copy
 import cProfile
+import functools
 import gc
 import inspect
 import logging
@@ -1007,6 +1008,66 @@ def test_the_collector_and_weak_callbacks_while_compiling():
     finally:
         gc.set_threshold(*threshold)
     assert ran and torch.equal(ran[0], chain(x))
+
+
+class Handler:
+    """Something that Python calls when it comes to that."""
+
+    def __init__(self, ran):
+        self.ran = ran
+
+    def __call__(self, *_):
+        self.ran.append(helper(torch.ones(3)))
+
+    method = __del__ = __call__
+
+
+def helper(x):
+    return x.sin() + 1
+
+
+@pytest.mark.parametrize("kind", ["collector", "handler", "method", "partial", "finaliser", "finalize", "unraisable"])
+def test_what_python_calls_by_itself_is_no_part_of_the_compiled_call(kind, monkeypatch):
+    """Neither a callback, that Python runs in the middle of the function, is compiled, nor what it calls."""
+    ran = []
+    handler = Handler(ran)
+    callback = handler if kind in ("collector", "handler") else functools.partial(handler.method) if kind == "partial" else handler.method
+
+    class Raises:
+        def __del__(self):
+            raise ValueError
+
+    def program(x):
+        y = x.cos()
+        if kind == "collector":
+            gc.collect()
+        elif kind == "finaliser":
+            Handler(ran)
+        elif kind == "finalize":
+            weakref.finalize(type("Other", (), {})(), callback)
+        elif kind == "unraisable":
+            Raises()
+        else:
+            signal.raise_signal(signal.SIGUSR1)
+        return y * 2
+
+    old = signal.signal(signal.SIGUSR1, callback)
+    if kind == "collector":
+        gc.callbacks.append(callback)
+    if kind == "unraisable":
+        monkeypatch.setattr(sys, "unraisablehook", callback)
+    try:
+        compiled, names = minicompile.compile(program), set()
+        logs.watchers.append(watch := lambda kind, **data: kind == "captured" and names.add(data["state"].code.co_name))
+        torch.testing.assert_close(compiled(torch.ones(3)), torch.ones(3).cos() * 2)
+    finally:
+        logs.watchers.remove(watch)
+        signal.signal(signal.SIGUSR1, old)
+        if callback in gc.callbacks:
+            gc.callbacks.remove(callback)
+        monkeypatch.undo()
+    assert len(ran) >= 1 and not names & {"__call__", "helper"}
+    torch.testing.assert_close(ran[0], helper(torch.ones(3)))
 
 
 @pytest.mark.parametrize("change", ["number", "child", "hook"])
