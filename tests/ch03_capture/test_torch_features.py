@@ -1038,6 +1038,47 @@ def default_dtype_outside():
     return g, (rand(3),)
 
 
+# ---- Functions of torch that are no operators --------------------------------------------------------------------------
+
+@feature(graphs=None)
+def memory_lent_to_other_libraries():
+    def f(x):
+        y = x + 1
+        lent = torch.from_dlpack(torch.utils.dlpack.to_dlpack(y))
+        lent.mul_(2)
+        return y, torch.asarray(torch.utils.dlpack.to_dlpack(y)).data_ptr() == y.data_ptr()
+    return f, (rand(3, grad=False),)
+
+
+@feature(graphs=None)
+def settings_changed_inside():
+    def f(x):
+        old = torch.get_autocast_dtype("cpu")
+        torch.set_autocast_dtype("cpu", torch.float16)
+        try:
+            with torch.autocast("cpu"):
+                y = x @ x
+        finally:
+            torch.set_autocast_dtype("cpu", old)
+        known = torch.set_flush_denormal(True)
+        z = torch.full((2,), 1e-41) * 2
+        torch.set_flush_denormal(False)
+        return y.dtype, known, z
+    return f, (rand(3, 3),)
+
+
+@feature(graphs=None)
+def inference_tensors_in_a_loop():
+    def f(x):
+        found = []
+        with torch.inference_mode():
+            for _ in range(2):
+                y = x * x
+                found += [torch.is_inference(y), torch.is_inference(y.view(-1))]
+        return found, torch.resize_as_(torch.ones(1), x).shape
+    return f, (rand(3),)
+
+
 # ---- Random numbers -----------------------------------------------------------------------------------------------------
 
 @feature

@@ -18,6 +18,7 @@ from ..tensors import emit, fake_of, run_fake, to_arg
 from ..tracer import Tracer, unsupported
 from ..values import AbstractValue, ListVal, NONE, TensorVal, TupleVal, const
 from ..wrap import entries, realize
+from .tensor_names import REFUSED_METHODS
 
 GRAPH_MODULES = frozenset((
     "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C._linalg", "torch._C._fft",
@@ -29,6 +30,8 @@ REFUSED_FUNCTIONS = frozenset((
     "is_nonzero", "set_num_threads", "_assert_async", "set_grad_enabled", "handle_torch_function",
     "from_dlpack", "set_float32_matmul_precision", "get_rng_state", "set_rng_state", "_set_grad_enabled",
     "unique", "nonzero", "unique_consecutive", "sparse_coo_tensor", "boolean_dispatch"))
+# Other builtins that are no operators, as `_to_dlpack` and `set_flush_denormal`, see memory or change a setting
+NO_OPERATORS = frozenset(("_parse_to", "_is_functional_tensor", "_is_functional_tensor_base", "spmm", "dsmm", "hsmm", "saddmm"))
 OVERLOADS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _TORCH_BUILTINS: set = set()
 
@@ -44,7 +47,8 @@ def is_graph_function(function) -> bool:
                           torch._C._special, torch._VF):
                 found = [getattr(space, n, None) for n in dir(space)]
                 _TORCH_BUILTINS.update(f for f in found if type(f) is types.BuiltinFunctionType)
-        return function in _TORCH_BUILTINS and function.__name__ not in REFUSED_FUNCTIONS
+        return function in _TORCH_BUILTINS and (name := function.__name__) not in REFUSED_FUNCTIONS \
+            and name not in REFUSED_METHODS and (hasattr(torch.ops.aten, name) or name in NO_OPERATORS)
     if kind is types.FunctionType:
         module = function.__module__ or ""
         return module in GRAPH_MODULES and function.__name__ not in REFUSED_FUNCTIONS \
