@@ -205,8 +205,8 @@ def output_text(ep, node) -> str:
 
 
 # %% [markdown]
-# A leaf that the trace has made leaves as a new leaf. Nothing else that leaves may lead back to it, since the graph
-# has another one; nor to such leaves only, since then the graph does not know that it requires a gradient.
+# A leaf that the trace has made leaves as a new leaf. Nothing else that leaves, as a result or as an input that was written, may
+# lead back to it, since the graph has another one; nor to such leaves only, since then the graph does not know that it requires a gradient.
 # Each of these ends the graph before the leaf is made.
 
 # %%
@@ -219,7 +219,8 @@ def leaves_in(history) -> dict:
 
 
 def refuse_made_leaves(ep):
-    for value in ep.unspent:
+    written = [t for t in ep.tx.tensors.of_fake.values() if t.real is not None and t.fake.grad_fn is not None and t.fake._version != t.version]
+    for value in (*ep.unspent, *written):
         history = known_history(value.fake)
         leaves = [ep.tx.tensors.of_fake[key] for key in leaves_in(history) if key in ep.tx.tensors.of_fake]
         made = [leaf for leaf in leaves if leaf.real is None or leaf.node.op != "placeholder"]

@@ -3547,3 +3547,19 @@ def test_read_only_views_of_dictionaries():
         holder.view = types.MappingProxyType({"k": torch.zeros(2), "j": 1})
         return said + [read(torch.ones(2), holder)]
     assert repr(program(minicompile.compile(backend="eager", fullgraph=True))) == repr(program(lambda f: f))
+
+
+# ---- leaves that the function makes --------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("backend", ["eager", "loops"])
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_leaf_made_inside_and_added_to_an_argument(backend, differentiable):
+    @minicompile.compile(backend=backend)
+    def add(x):
+        leaf = torch.ones(3).requires_grad_()
+        x += leaf
+        return leaf
+    x = torch.ones(3, requires_grad=differentiable) * 2
+    leaf = add(x)
+    x.sum().backward()
+    assert leaf.grad.tolist() == [1, 1, 1]
