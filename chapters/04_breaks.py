@@ -335,8 +335,8 @@ for name, graph in (("live variables", sparing), ("all variables", generous)):
 #
 # No piece calls the next one, for a reason that comes in "Who calls whom". It *returns* a pair, the next function and
 # its arguments. So that nobody takes the pair for a result of the program, it has a class of its own, `TailCall`,
-# which is a tuple and nothing else. A loop, `finish`, calls what such a pair says, as long as what comes back is
-# again such a pair.
+# which is a list and nothing else: it is emptied when it is called, so that what the program deletes later is gone
+# then. A loop, `finish`, calls what such a pair says, as long as what comes back is again such a pair.
 #
 # All of this can be said in Python, as in [chapter 3](chapter:03). In the text below, `__out` are the results of the
 # graph and `__G` are the globals of the user's function. `__K` is a list of objects that cannot be spelled in a text:

@@ -635,3 +635,32 @@ def test_what_the_first_call_of_a_process_was_given_is_freed_without_the_collect
         print([r() is None for r in references])
         """)], cwd=os.path.dirname(os.path.dirname(__file__)), capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "[True, True, True]", done.stderr
+
+
+def test_what_a_piece_deletes_is_gone():
+    """Nobody on the way to a piece of a function holds on to its arguments."""
+    made = []
+
+    def rest(x, y):
+        return y
+    y = torch.ones(1)
+
+    @minicompile.compile(backend="eager")
+    def delete(y):
+        x = y + 1
+        seen = weakref.ref(x)                   # breaks the graph
+        del x
+        again = torch.empty(3)
+        made.append(weakref.ref(again))
+        del again
+        return seen() is None, made[-1]() is None
+    for _ in range(3):
+        assert delete(y) == (True, True)
+    before = sys.getrefcount(y)
+    assert resume.finish(resume.TailCall((rest, (torch.ones(2), y)))) is y
+    for wrong in ([rest], [rest, [y]], (rest, (y,)), None):
+        with pytest.raises(TypeError, match="run_piece"):
+            hook.run_piece(wrong)
+    with pytest.raises(TypeError, match="positional argument"):
+        hook.run_piece([rest, (y,)])
+    assert sys.getrefcount(y) == before

@@ -219,7 +219,8 @@ def leaves_in(history) -> dict:
 
 
 def refuse_made_leaves(ep):
-    written = [t for t in ep.tx.tensors.of_fake.values() if t.real is not None and t.fake.grad_fn is not None and t.fake._version != t.version]
+    written = [t for t in ep.tx.tensors.of_fake.values()
+               if t.real is not None and t.fake.grad_fn is not None and t.fake._version != t.version]
     for value in (*ep.unspent, *written):
         history = known_history(value.fake)
         leaves = [ep.tx.tensors.of_fake[key] for key in leaves_in(history) if key in ep.tx.tensors.of_fake]

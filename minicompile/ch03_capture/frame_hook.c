@@ -263,8 +263,27 @@ static PyObject *ask(PyFunctionObject *function, PyCodeObject *code, PyObject *c
     return rule == NULL ? NULL : rule->target;
 }
 
+/* Who calls a function keeps its arguments until it returns, so a piece of a function could not give up memory with
+ * `del x`. `run_piece` lends them to the frame instead, which has references of its own once it is there. */
+typedef struct {
+    PyObject *function, **items; /* NULL: nothing is lent */
+    Py_ssize_t count;
+} Lent;
+
+static _Thread_local Lent *lent = NULL;
+
+static void take_lent(void)
+{
+    PyObject **items = lent->items;
+    lent->items = NULL;
+    for (Py_ssize_t i = 0; items != NULL && i < lent->count; i++)
+        Py_DECREF(items[i]);
+}
+
 static PyObject *evaluate_frame(PyThreadState *tstate, struct _PyInterpreterFrame *frame, int throwflag)
 {
+    if (lent != NULL && (PyObject *)FRAME_FUNCTION(frame) == lent->function)
+        take_lent();
     PyObject *context = region;
     if (context == NULL || throwflag || tstate->tracing) /* tracing: this is a debugger's own callback */
         return evaluate_plain(tstate, frame, throwflag);
@@ -321,6 +340,35 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count, Py
     region = saved;
     if (enter && --regions == 0)
         _PyInterpreterState_SetEvalFrameFunc(interpreter, _PyEval_EvalFrameDefault);
+    return result;
+}
+
+/* run_piece([function, arguments]): function(*arguments), of a list that is emptied before. */
+static PyObject *run_piece(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    PyObject *call = count == 1 ? args[0] : NULL;
+    if (call == NULL || !PyList_Check(call) || PyList_GET_SIZE(call) != 2 || !PyTuple_Check(PyList_GET_ITEM(call, 1))) {
+        PyErr_SetString(PyExc_TypeError, "run_piece([function, arguments])");
+        return NULL;
+    }
+    PyObject *function = Py_NewRef(PyList_GET_ITEM(call, 0)), *arguments = Py_NewRef(PyList_GET_ITEM(call, 1)), *result = NULL;
+    Lent *outer = lent, own = {function, NULL, PyTuple_GET_SIZE(arguments)};
+    PyObject **items = PyMem_Malloc((own.count + 1) * sizeof(PyObject *));
+    int ready = items != NULL && PyList_SetSlice(call, 0, 2, NULL) == 0;
+    for (Py_ssize_t i = 0; ready && i < own.count; i++)
+        items[i + 1] = Py_NewRef(PyTuple_GET_ITEM(arguments, i));
+    Py_DECREF(arguments);
+    if (ready) {
+        own.items = items + 1;
+        lent = &own;
+        result = PyObject_Vectorcall(function, own.items, own.count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+        take_lent();
+        lent = outer;
+    } else if (items == NULL) {
+        PyErr_NoMemory();
+    }
+    PyMem_Free(items);
+    Py_DECREF(function);
     return result;
 }
 
@@ -425,6 +473,7 @@ static PyObject *is_installed(PyObject *self, PyObject *unused)
 
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL | METH_KEYWORDS, "run(context, f, *args, **kwargs)"},
+    {"run_piece", (PyCFunction)(void (*)(void))run_piece, METH_FASTCALL, "run_piece([function, arguments]), kept by nobody."},
     {"set_region", set_region, METH_O, "Change this thread's context (None = outside); returns the old one."},
     {"get_region", get_region, METH_NOARGS, "This thread's context, or None."},
     {"set_callback", set_callback, METH_O, "callback(function, code, context) -> target, None or False."},

@@ -73,7 +73,7 @@ from dataclasses import dataclass, field
 
 from .. import marks
 from ..ch03_capture.binding import SUSPENDS
-from ..ch03_capture.hook import kept, record
+from ..ch03_capture.hook import kept, record, run_piece
 from ..ch03_capture.inputs import FROM_ZERO
 from ..ch03_capture.tracer import PYTHON
 from ..errors import Unsupported
@@ -134,11 +134,12 @@ class ResumePoint:
 #
 # Who calls the next piece? If each piece called the next, a loop of a thousand rounds that breaks in every
 # round would be a thousand frames deep. So a piece *returns* what to call, a `TailCall`, and the one entry
-# that the user's program called, that of the whole function, keeps calling until a real result arrives.
+# that the user's program called, that of the whole function, keeps calling until a real result arrives. It is a list, since
+# it is emptied when it is called: what the program deletes in the next piece is to be gone then.
 
 # %%
-class TailCall(tuple):
-    """(function, arguments) of the next piece of a function; never seen by the user's program."""
+class TailCall(list):
+    """[function, arguments] of the next piece of a function; never seen by the user's program."""
     __slots__ = ()
 
 
@@ -146,8 +147,7 @@ class TailCall(tuple):
 def finish(call):
     """Run the pieces of a function that are left, one after the other."""
     while type(call) is TailCall:
-        function, arguments = call
-        call = function(*arguments)
+        call = run_piece(call)
     return call
 
 
