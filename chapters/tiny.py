@@ -1,7 +1,7 @@
 # %% [markdown]
 # # tiny: torch.compile in an afternoon
 #
-# This file is a whole compiler for PyTorch programs, in about a thousand lines of code. It has every stage that
+# This file is a whole compiler for PyTorch programs, in 1,200 lines of code. It has every stage that
 # `torch.compile` has, and each stage is the smallest version that does its job. At the end it trains a small GPT,
 # forward and backward, to the losses that eager PyTorch reaches, and in less time.
 #

@@ -152,8 +152,8 @@ def exercises(book: links.Book, chapters: list[str]) -> Page:
 
 TRACK = """## The build track
 
-{count} exercises, in order, that grow a compiler of your own in one file. [tiny](chapters/tiny.html) is a whole `torch.compile` in a
-thousand lines, and each exercise takes one of its functions away. The first is the handler of one bytecode instruction; the last two
+{count} exercises, in order, that grow a compiler of your own in one file. [tiny](chapters/tiny.html) is a whole `torch.compile` in 1,200
+lines of code, and each exercise takes one of its functions away. The first is the handler of one bytecode instruction; the last two
 are a fused reduction in Triton and the training of a GPT. Your file is `my/tiny.py`: `start` adds the next function to it, and what you
 have written before stands in tiny, too, when the file is graded or run. `python -m exercises run {first}` shows your part at work, and
 `python -m exercises run tiny --mine` trains a small GPT in eager, with tiny, and with yours. No GPU is needed: Triton's interpreter
