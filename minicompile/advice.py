@@ -1,8 +1,20 @@
-"""What to do about it: one sentence for each common reason of a graph break or a recompile.
+# %% [markdown]
+# # What to do about it
+#
+# The reason of a graph break or a recompile is written where something fails, by code that knows what has failed, and not what the
+# program is for. What its author can do about it is the other half of the message. For hundreds of places that give reasons there are a
+# few dozen answers, so they stand in two tables: a pattern that is looked for in the reason, and the advice. The first row that fits
+# counts, so particular patterns stand before general ones. A reason of each table, with its advice:
+#
+#     a branch on the values of a tensor
+#       -> Write the choice as torch.where(condition, a, b), or decide on something that is no tensor, such as a shape.
+#     tensor 'x' size mismatch at dimension 0: expected 3, got 4
+#       -> Sizes that vary become symbols by themselves, unless dynamic=False; mark_dynamic(tensor, dim) does it from the first call.
+#       Or pad to a few sizes.
+#
+# Logs, `explain` and the error of `fullgraph=True` append it.
 
-Reasons are written where something fails, and say what. This table is the other half of the message; logs,
-`explain` and the error of `fullgraph=True` append it.
-"""
+# %%
 import re
 
 BREAKS = [                       # (pattern in the reason, what to do); the first that fits
@@ -50,6 +62,7 @@ BREAKS = [                       # (pattern in the reason, what to do); the firs
 BREAK_DEFAULT = ("Rewrite that line with tensor operations, or put it in a function marked with "
                  "minicompile.disable.")
 
+# %%
 RECOMPILES = [
     (r"size mismatch",
      "Sizes that vary become symbols by themselves, unless dynamic=False; mark_dynamic(tensor, dim) does"
@@ -73,6 +86,7 @@ RECOMPILES = [
 RECOMPILE_DEFAULT = "Keep this value the same between calls, or pass it as a tensor."
 
 
+# %%
 def advice_for(table, text: str, default: str) -> str:
     return next((advice for pattern, advice in table if re.search(pattern, text)), default)
 

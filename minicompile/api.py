@@ -1,4 +1,12 @@
-"""What users call: `compile`, and what goes with it."""
+# %% [markdown]
+# # What users call
+#
+# `compile` compiles nothing. It checks its arguments, so that a mistake is told at once and not at the first call; it makes or finds the
+# context of these settings (`stances.py`); and it returns a wrapper. A call of the wrapper runs the original inside of the context, which
+# means: while the frame hook of chapter 3 is told that frames are to be compiled with these settings. All else follows from there, frame by
+# frame (`frames.py`).
+
+# %%
 import builtins
 import functools
 import inspect
@@ -56,8 +64,10 @@ def _resolve_backend(backend):
                            f"not {backend!r}.")
 
 
-# ---- compile -----------------------------------------------------------------------------------------
+# %% [markdown]
+# ## compile
 
+# %%
 def compile(model=None, *, fullgraph=False, dynamic=None, backend=None, mode=None, options=None,
             disable=False):
     """Compile a function, a bound method, or a module; with no model, a decorator with these settings.
@@ -101,6 +111,7 @@ def compile(model=None, *, fullgraph=False, dynamic=None, backend=None, mode=Non
     return _compile_function(model, context)
 
 
+# %%
 def _note_without_effect(backend, options: dict) -> None:
     """Say once which options the backend, a rung of the ladder, has no use for."""
     rungs = list(BACKENDS)
@@ -118,6 +129,18 @@ def _compile_decorated(settings, model):
     return compile(model, **settings)
 
 
+# %% [markdown]
+# ## Functions
+#
+# What can be called is not always a function with code. `_compile_function` looks for the code that a frame would have (`target`): that of
+# a method's function, of what is inside of a `functools.partial`, of the `__call__` of an object's class. A method stays a method. What is
+# written in C never has a frame that the hook could see, so a small Python function that calls it takes its place.
+#
+# The wrapper asks three things before it enters the context. Under `force_eager` the original runs outside of every context. Where
+# torch.compile or torch.export is looking, it gets the original. And `torch.jit.trace` would record what the compiler does,
+# so that is an error.
+
+# %%
 def _compile_function(function, context):
     from . import frames
     run, stance = frames.hook.run, current
@@ -172,8 +195,15 @@ def _written_in_python(builtin):
     return marks.look_like(call, builtin)
 
 
-# ---- modules -----------------------------------------------------------------------------------------
+# %% [markdown]
+# ## Modules
+#
+# A compiled module has to be a module: optimizers ask for its parameters, `.to()` moves it, `state_dict` saves it, and a program may set
+# any of its attributes. So it is one, whose only child is the original, and hands on whatever else is asked of it. `__call__` of a module
+# calls hooks and then `forward`; where the wrapper has no hooks of its own, it calls `forward` directly, and those of the original are
+# called as a part of that.
 
+# %%
 class OptimizedModule(torch.nn.Module):
     """A compiled module. It has the original as its only child `_orig_mod`, so parameters, buffers, hooks of
     children, `.to()`, `.train()` and optimizers work as before, and keys of its state dict begin with
@@ -245,6 +275,7 @@ class OptimizedModule(torch.nn.Module):
         return _rebuild_module, (self._orig_mod, self._compile_settings)
 
 
+# %%
 def _rebuild_module(module, settings):
     return compile(module, **settings)
 
@@ -260,8 +291,10 @@ for _name in ("register_buffer", "register_parameter", "register_module", "add_m
     setattr(OptimizedModule, _name, lambda self, *args, _name=_name, **kwargs: getattr(self._orig_mod, _name)(*args, **kwargs))
 
 
-# ---- around it ---------------------------------------------------------------------------------------
+# %% [markdown]
+# ## Around it
 
+# %%
 def disable(function=None, recursive=True, *, reason=None):
     """Never compile this function, nor (by default) what it calls. Call or decorator."""
     if function is None:

@@ -1,8 +1,14 @@
-"""All settings, with their defaults.
+# %% [markdown]
+# # Settings
+#
+# `minicompile.config.NAME = value` changes a setting, `with minicompile.config.patch(NAME=value):` for a while. A
+# name in `OPTIONS` may also be given for one compilation: `minicompile.compile(f, options={"NAME": value})`. A mode is a name for
+# several options.
+#
+# A rung of the ladder of backends that stops early has no use for what later stages are told: `backend="eager"` fuses nothing. So each
+# option says on which rung it begins to matter, and `compile` warns where it does not.
 
-`minicompile.config.NAME = value` changes one, `with minicompile.config.patch(NAME=value):` for a while. A
-name in OPTIONS may also be given for one compilation: `minicompile.compile(f, options={"NAME": value})`.
-"""
+# %%
 import contextlib
 import contextvars
 import difflib
@@ -38,6 +44,15 @@ MODES = {
     "max-autotune-no-cudagraphs": {"max_autotune": True},
 }
 
+# %% [markdown]
+# The stages read `config.NAME`, and do not ask whether the value is everybody's or that of the compilation in progress. `Settings` answers:
+# what `options` has put into a context variable comes first. Such a variable has another value in each thread, so one thread can compile
+# with options while others do not.
+#
+# A misspelt name would be a new attribute of any other Python object, and nothing would happen. Here it is an error that names the nearest
+# setting, and so is a value of another type than that of the default.
+
+# %%
 _overrides = contextvars.ContextVar("minicompile options", default=None)
 
 
@@ -82,6 +97,7 @@ class Settings(Config):
             _overrides.reset(token)
 
 
+# %%
 def did_you_mean(name, known) -> str:
     close = difflib.get_close_matches(str(name), list(known), 1)
     return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(sorted(known))}."

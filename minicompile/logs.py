@@ -1,8 +1,10 @@
-"""Logging by artifact: `MINICOMPILE_LOGS=graph_breaks,recompiles python script.py`, or `set_logs("code")`.
+# %% [markdown]
+# # Logs
+#
+# A compiler decides much that nobody sees. `MINICOMPILE_LOGS=graph_breaks,recompiles python script.py`, or `set_logs("code")`, shows
+# decisions of one topic. Each topic is an ordinary logger, `minicompile.NAME`, so a program can send it where its own logs go.
 
-Each artifact is an ordinary logger, `minicompile.NAME`. The stages do not write to it: they `tell` what they do, and
-`topics.py` makes the text of whoever is switched on.
-"""
+# %%
 import functools
 import logging
 import os
@@ -61,6 +63,15 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
+# %% [markdown]
+# ## Events
+#
+# The stages do not write texts. They `tell` what they do, as a kind of event with its data: `tell("recompile", state=..., version=2,
+# why=...)`. Two sorts of listeners hear it. A topic has registered a function that makes texts of the data (`writes`; the functions
+# stand in `topics.py`), and that is called only if the topic is switched on, so nobody prints a graph that nobody reads. A watcher gets
+# the data as they are: that is how `explain`, the explorer and the chapters of this book see what was compiled.
+
+# %%
 watchers: list = []          # called as watch(kind, **data) with what the stages do; `explain` listens
 _writers: dict = {}          # kind of event -> (topic, function(**data) -> texts) of the topics that speak of it
 
@@ -84,6 +95,10 @@ def tell(kind: str, **data) -> None:
         watch(kind, **data)
 
 
+# %% [markdown]
+# What a user should know without having asked for a log is a warning, and each only once.
+
+# %%
 def warn_once(key, message: str, seen: set = _warned) -> None:
     """A RuntimeWarning, the first time this key is seen; `seen` remembers it."""
     if key not in seen:

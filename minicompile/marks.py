@@ -1,4 +1,11 @@
-"""Marks that a user puts on functions and tensors, and that capture reads. Every chapter may import this."""
+# %% [markdown]
+# # Marks
+#
+# Some of what the compiler has to know of a function or a tensor only the user can say: do not capture this one, that dimension will
+# vary. Other things it has to remember itself: this function is what `compile` returned for that one. All of these are *marks*,
+# attributes of the object, which capture reads. They stand below the chapters, so that every chapter may import them.
+
+# %%
 import contextlib
 import functools
 import types
@@ -18,6 +25,14 @@ def is_compiling() -> bool:
     return False
 
 
+# %% [markdown]
+# ## Frames that nobody counts
+#
+# `warnings.warn("...", stacklevel=2)` points at the caller of the function that warns. A compiled function has a wrapper around
+# it, whose frame would be that caller. Python itself has the same problem with `import`, and passes over frames whose file name
+# contains two certain words. So `passed_over` gives the code of our wrappers such a file name.
+
+# %%
 @functools.cache
 def _as_passed_over(code):
     return code.replace(co_filename=PASSED_OVER.format(code.co_qualname))
@@ -33,6 +48,15 @@ def passed_over(function):
 PASSED_OVER = "<minicompile {}, like importlib._bootstrap>"
 
 
+# %% [markdown]
+# ## Marks on functions
+#
+# A mark on a function could be a plain attribute, but for decorators. `functools.wraps` copies all attributes of the inner function to
+# the wrapper. Take a compiled function with a decorator around it that prints: the wrapper would carry the mark "this is the compiled
+# form of f", capture would go to `f` directly, and nothing would be printed. So a mark is kept together with the code object of the
+# function that it was put on (`put_mark`), and `own_mark` returns it only if that is the code of the function that is asked.
+
+# %%
 def is_disabled(function) -> bool:
     return own_mark(function, DISABLED) is not None
 
@@ -77,6 +101,10 @@ def put_mark(function, name, value) -> None:
     setattr(function, name, (function.__code__, value))
 
 
+# %% [markdown]
+# ## What users mark
+
+# %%
 IN_GRAPH: dict = {}                     # id -> function whose calls are single operations of a graph
 
 

@@ -1,8 +1,14 @@
-"""What the topics of `MINICOMPILE_LOGS` say, made of what the stages tell (`logs.tell`).
+# %% [markdown]
+# # What the topics say
+#
+# A stage tells what it does as data (`logs.tell`). This table makes the texts of `MINICOMPILE_LOGS` from them. Each row is a topic, a
+# kind of event, and a function that takes the data of the event and gives the texts. Two topics can speak of one event: when an entry is
+# made, `guards` prints what it asks and `bytecode` what it replaces. A function is called only when somebody listens to its topic, so no
+# stage has to ask whether a long text is wanted.
+#
+# It imports nearly everything, to print it, and nothing imports it but the module on top, `frames.py`.
 
-Each row is a topic, a kind of event, and a function that gives the texts. It is called only when somebody listens to the
-topic, so no stage has to ask whether a long text is wanted.
-"""
+# %%
 import dis
 import re
 
@@ -46,6 +52,11 @@ for _topic, _kind, _texts in (
     writes(_topic, _kind)(_texts)
 
 
+# %% [markdown]
+# Two rows are longer, or import what is not there before chapter 7 is needed. `perf_hints` names operators for which no
+# kernel is generated, unless a library does them better anyway.
+
+# %%
 @writes("loops", "schedule")
 def loops(which, program, schedule, compiled):
     from .ch07_loops.verify import print_program

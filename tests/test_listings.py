@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 import minicompile
 from chapters._lib import folded, watch, watching
-from minicompile import backends, cache, stances, versions
+from minicompile import advice, backends, cache, stances, versions
 from minicompile.ch01_graphs import layouts as layouts_of
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.graph import print_graph
@@ -731,7 +731,20 @@ def step_of_a_loop():
     return (inspect.getsource(counted_up) + beside("\n".join(lines[:14]), "\n".join(lines[14:]), 47)).replace("counted_up", "counted")
 
 
+def advised():
+    """The reasons of a break and of a recompile, with what there is to do about them."""
+    broken_at = captured(lambda x: x if x.sum() > 0 else -x, torch.ones(3)).captured[0].breaks[0].reason
+    minicompile.reset()
+    compiled = minicompile.compile(lambda x: x + 1, backend="eager", dynamic=False)
+    with watching() as found:
+        compiled(torch.ones(3)), compiled(torch.ones(4))
+    [again] = found.recompiles
+    return f"{broken_at}\n-> {advice.for_break(broken_at)}\n{again['why'].split('  #')[0]}\n-> " + \
+        advice.for_recompile(again["why"]).replace(" Or pad", "\nOr pad")
+
+
 LISTINGS = {
+    "advice.py": advised,
     "backends.py": given_to_backends,
     "cache.py": sealed,
     "learning.py": learned,
