@@ -26,6 +26,7 @@ from .operators import settle_floats
 from .recipes import fake_call
 from .rules.derivatives import DERIVED_OTHERWISE
 from .rules.operators import IN_PLACE_VIEWS
+from .rules.recurrent import WITH_WORKSPACE
 from .shapes import IN_NUMBERS, expr_of, is_symbolic
 
 aten = torch.ops.aten
@@ -118,6 +119,8 @@ class Recorder(DispatchMode):
         if func in IN_PLACE_VIEWS:
             target = IN_PLACE_VIEWS[func]
             self._keep_metadata(args[0], node_args[0])
+        elif torch.is_grad_enabled():
+            target = WITH_WORKSPACE.get(func, func)
         out = fake_call(func, args, kwargs)
         node = self.write(target, node_args, node_kwargs, out)
         for i, item in enumerate(out) if isinstance(out, (tuple, list)) else ():

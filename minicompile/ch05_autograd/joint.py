@@ -291,30 +291,27 @@ def places_of(recipes: list, outputs: Sequence) -> dict[int, tuple[int, bool]]:
 # the fake of an activation has passed in capture, too) it is a non-leaf. Parameters stay leaves, which autocast asks
 # for: it casts each leaf once, however often it is used, and adds up its gradients before it casts them back.
 #
-# `_tracing` is the state of PyTorch around a recording. cuDNN and oneDNN are off, since their operators
-# hide from the graph what the generic ones show. An error in the recording becomes a reason to run the graph operator by
+# `_tracing` is the state of PyTorch around a recording. cuDNN is off, since its operators hide from the graph what the generic ones
+# show. An error in the recording becomes a reason to run the graph operator by
 # operator. `record_inputs` makes the placeholders.
 
 # %%
 class _tracing:
-    """Grad mode is restored afterwards. Batch norm is recorded as the generic operator, not as cuDNN's, and a
-    recurrent layer as its steps, not as oneDNN's, which hides a workspace from its schema."""
+    """Grad mode is restored afterwards. Batch norm is recorded as the generic operator, not as cuDNN's."""
 
     def __init__(self, recorder: Recorder):
         self.recorder = recorder
 
     def __enter__(self):
-        self.state = torch.is_grad_enabled(), torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()
+        self.state = torch.is_grad_enabled(), torch._C._get_cudnn_enabled()
         torch._C._set_cudnn_enabled(False)
-        torch._C._set_mkldnn_enabled(False)
         self.recorder.__enter__()
 
     def __exit__(self, kind, error, traceback):
         self.recorder.__exit__(kind, error, traceback)
-        grad_mode, cudnn, mkldnn = self.state
+        grad_mode, cudnn = self.state
         torch._C._set_grad_enabled(grad_mode)
         torch._C._set_cudnn_enabled(cudnn)
-        torch._C._set_mkldnn_enabled(mkldnn)
         if isinstance(error, (RuntimeError, IndexError)):
             reason = f"recording the operators failed: {str(error).splitlines()[0]}"
             raise Unsupported(reason, self.recorder.provenance[0]) from error

@@ -69,6 +69,23 @@ def test_attention_is_the_fused_kernel():
     assert any("flash_attention" in str(n.target) for n in c.partition.backward.graph.nodes)
 
 
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("layers, dropout, both", [(1, 0.0, False), (2, 0.5, True)])
+def test_an_lstm_is_the_kernel_that_eager_runs(layers, dropout, both, grad):
+    """Its workspace is there for backward, though compiled graphs run without grad mode."""
+    state = [rand(layers * (1 + both), 3, 5, grad=grad) for _ in range(2)]
+    weights = [w.detach().requires_grad_(grad) for w in torch.nn.LSTM(4, 5, layers, bidirectional=both)._flat_weights]
+
+    def lstm(x, h, c, *w):
+        with torch.set_grad_enabled(grad):
+            return torch.lstm(x, (h, c), w, True, layers, dropout, True, both, False)
+    compiled = check(lstm, rand(6, 3, 4, grad=grad), *state, *weights)
+    calls = [str(n.target) for n in compiled.joint.gm.graph.nodes]
+    forward = "minicompile.lstm_with_workspace.default" if grad else "aten.mkldnn_rnn_layer.default"
+    assert calls.count(forward) == layers * (1 + both)
+    assert calls.count("aten.mkldnn_rnn_layer_backward.default") == (layers * (1 + both) if grad else 0)
+
+
 def test_embedding():
     check(lambda t, i, w: F.linear(F.embedding(i, t), w), rand(12, 4), torch.randint(0, 12, (3, 5)), rand(6, 4))
     check(lambda t, i: F.embedding_bag(i, t).sum(0), rand(12, 4), torch.randint(0, 12, (3, 5)))

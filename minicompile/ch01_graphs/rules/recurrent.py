@@ -2,9 +2,27 @@
 # # Recurrent networks
 #
 # PyTorch's version in Python forgets the dropout between layers, so the layers are called one by one.
+#
+# On a CPU an LSTM is one call of oneDNN for each layer and direction. Its kernel keeps a workspace for backward if the grad mode is on when
+# it runs, which its schema does not say, and compiled graphs run without. So what is recorded in grad mode is `lstm_with_workspace`,
+# which turns it on, below autograd. (The fake of the workspace is empty. Only the derivative reads it, which takes it as it comes.)
 
 # %%
 import torch
+
+aten = torch.ops.aten
+library = torch.library.Library("minicompile", "FRAGMENT")
+library.define("lstm_with_workspace" + str(aten.mkldnn_rnn_layer.default._schema).removeprefix("aten::mkldnn_rnn_layer"))
+
+
+def lstm_with_workspace(*args):
+    with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+        return aten.mkldnn_rnn_layer.default(*args)
+
+
+library.impl("lstm_with_workspace", lstm_with_workspace, "CPU")
+library.impl("lstm_with_workspace", aten.mkldnn_rnn_layer.default, "Meta")
+WITH_WORKSPACE = {aten.mkldnn_rnn_layer.default: torch.ops.minicompile.lstm_with_workspace.default}
 
 
 def layer_by_layer(function, *args):
