@@ -6,7 +6,7 @@
 # made, `guards` prints what it asks and `bytecode` what it replaces. A function is called only when somebody listens to its topic, so no
 # stage has to ask whether a long text is wanted.
 #
-# It imports nearly everything, to print it, and nothing imports it but the module on top, `frames.py`.
+# Nothing imports this module but the one on top, `frames.py`: the stages do not know who listens.
 
 # %%
 import dis

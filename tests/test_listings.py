@@ -24,6 +24,7 @@ from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.graph import print_graph
 from minicompile.ch01_graphs.shapes import ShapeEnv
 from minicompile.ch01_graphs.trace import Recorder, run_recorded, trace
+from minicompile.ch02_guards import codegen
 from minicompile.ch02_guards.guards import in_words
 from minicompile.ch02_guards.identity import weakly
 from minicompile.ch02_guards.sources import LocalSource, ModuleAttrSource
@@ -743,7 +744,21 @@ def advised():
         advice.for_recompile(again["why"]).replace(" Or pad", "\nOr pad")
 
 
+def sized(x, sizes, mode):
+    return x if mode is None else x * len(sizes)
+
+
+def asked_of_arguments():
+    """Guards as data and in words, one of them in the generated function, and what is said when it fails."""
+    args = torch.ones(3), [2, 4], "fast"
+    found = watch(sized, *args, backend="eager")
+    entry = found.states[0].cache.entries[0]
+    _, why = codegen.failing_guard(entry.guards, sized.__code__, sized, (args[0], [2], "fast"), entry.constants)
+    return "\n".join([inspect.getsource(sized), *(f"{g!s:<39}{in_words(g)}" for g in entry.guards), found.entry_text(), why])
+
+
 LISTINGS = {
+    "ch02_guards/guards.py": asked_of_arguments,
     "advice.py": advised,
     "backends.py": given_to_backends,
     "cache.py": sealed,

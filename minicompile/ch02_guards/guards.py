@@ -13,7 +13,26 @@
 # 3. when the function says no, walk the same guards slowly and say in words which one failed and why;
 # 4. print them for a person.
 #
-# What a kind means for each of these is one record, and the first field of it one small function, which returns
+# Take
+#
+#     def sized(x, sizes, mode):
+#         return x if mode is None else x * len(sizes)
+#
+# called as `sized(torch.ones(3), [2, 4], "fast")`. These are four of its guards, as data and in words:
+#
+#     TENSOR_MATCH(x) <TensorSpec>           x is a float32 tensor [3] on cpu, contiguous
+#     TYPE_MATCH(sizes) list                 sizes is a list
+#     LENGTH(sizes) 2                        sizes has 2 elements
+#     TYPE_MATCH(mode) str                   mode is a str
+#
+# The numbers in the list are not guarded, nor which text `mode` is: nobody has asked. (The other guards are about the state of the
+# library and about `len`, which the program might replace.) In the generated function the third guard is one line. If it fails, the slow
+# walk tells why:
+#
+#     if not (len(sizes) == 2): raise __Miss
+#     length of sizes changed: expected 2, got 1
+#
+# What a kind means for each of the four uses is one record, and the first field of it one small function, which returns
 # the conditions as Python text, each with its explanation.
 
 # %%

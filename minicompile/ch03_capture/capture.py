@@ -59,6 +59,18 @@ from .values import DictVal, Lazy, ObjVal, SymVal, TensorVal, TracebackVal, desc
 from .wrap import guard_unseen, is_fixed, realize, wrap
 
 
+# %% [markdown]
+# ## What goes in and what comes out
+#
+# Methods that decide how attributes and operators work may be replaced by the program at any time. What they are at the beginning
+# is noted here, once, for the classes that capture knows (`ORIGINAL_METHODS`).
+#
+# A capture is told how to go about it by `CaptureOptions`, made anew for each attempt, since the attempts differ: the second may have
+# symbols where the first had numbers. What it gives is one of two. A `Captured` has all that an entry of the cache is made of. Or the trace
+# stops at an instruction that cannot be in a graph; then chapter 4 makes a shorter `Captured` of what came before, with a
+# `BreakReason` that says why. A `Trace` is what both begin with: a tracer whose graph is finished, and the frame as it was at the end.
+
+# %%
 _classes = [cls for cls in HANDLED if isinstance(cls, type) and cls.__flags__ & HEAP_TYPE]
 ORIGINAL_METHODS.update({(cls, name): class_lookup(cls, name) for cls in _classes for name in DECISIVE})
 
@@ -82,6 +94,7 @@ class CaptureOptions:
     max_ops: int = 2_000_000
 
 
+# %%
 @dataclass
 class BreakReason:
     """Why and where a graph ended. location: the user's innermost line; chain: the calls that lead there,
@@ -132,22 +145,14 @@ class Trace:
 # ## The state of the world
 #
 # Some of what a program means is in no variable: whether gradients are recorded, whether autocast is on,
-# the default dtype. The trace starts in the caller's state, and guards it.
+# the default dtype. The trace starts in the caller's state, and guards it (`WORLD`).
 #
 # `start_trace` prepares a trace: a tracer with an empty graph, the guards on the state of the world, and a frame
 # for the function whose arguments are `Lazy`. Such a value has not been looked at. It becomes a value, with
 # guards, when an instruction takes it, so an argument that the function never reads is never guarded.
 #
-# `trace_frame` and `run_frame` run the frame and sort out how it can end. It may return. It may raise an
-# exception that the program itself does not catch; then nothing is compiled, and eager raises it. It may
-# meet what cannot be captured (`Unsupported`), and the error then says at which step, so that the next
-# attempt can break the graph in front of it. In all cases the grad mode and the context managers that the
-# trace has entered are put back, because the trace has entered them for real.
-#
-# Three details. The stack of a resume function (chapter 4) begins with objects that may never be looked at, so they are `Lazy`,
-# and `WaitingStack` looks when one is taken. What was searched for in classes is guarded when the trace ends (`guard_class`);
-# of a class that the trace has made, its bases are guarded in its place. And `marked` puts notes on an error for those who
-# catch it: whether the program raises, whether nobody has asked for this frame.
+# The stack of a resume function (chapter 4) begins with objects that may never be looked at, too: the rest of an expression, or a
+# loop's iterator. They are `Lazy` as well, and `WaitingStack` looks when an instruction takes one.
 
 # %%
 WORLD = ("GRAD_MODE", "INFERENCE_MODE", "DEFAULT_DTYPE", "DETERMINISTIC", "AUTOCAST", "TORCH_FUNCTION")
@@ -193,6 +198,12 @@ def start_trace(func, args: dict, options: CaptureOptions, stop_at: int | None) 
     return tx, frame
 
 
+# %% [markdown]
+# `trace_frame` runs it. While it runs, each search for an attribute in a class (`lookup.py`) is noted, with what was found or that nothing
+# was. One guard for each name is enough, however often it was looked for, so these guards are made when the trace ends, also when it ends
+# in an error. A class that the trace itself has made is not there at the next call. What its bases have decides in its place.
+
+# %%
 def trace_frame(func, args: dict, options: CaptureOptions, stop_at: int | None = None) -> Trace:
     """Interpret the frame. Raises Unsupported with attributes `step` (which instruction, counted in
     execution order) and `chain`; SkipFrame when the frame is not worth or not capable of capture."""
@@ -220,6 +231,20 @@ def guard_class(tx: Tracer, cls: type, name: str, found):
             break
 
 
+# %% [markdown]
+# `run_frame` sorts out how the frame can end.
+#
+# 1. It returns, or the trace has come to the instruction before which it is to stop (`StopTrace`). That is a `Trace`.
+# 2. The program raises an exception that it does not catch itself (`UserError`). Then nothing is compiled, and eager raises it.
+# 3. Something cannot be captured (`Unsupported`). The error says at which step, counted in instructions, so that the next attempt can
+#    stop in front of it.
+# 4. The program's calls are nested more deeply than Python allows.
+#
+# `marked` puts notes on an error for those who catch it: whether the program raises, whether the next call may well end otherwise
+# (`passing`). In all cases the grad mode and the context managers that the trace has entered are put back, because it has
+# entered them for real.
+
+# %%
 def run_frame(tx: Tracer, frame: Frame, mode: bool) -> Trace:
     """mode: whether gradients are enabled."""
     try:
@@ -270,6 +295,11 @@ def raised_at(exc) -> Location | None:
 # that must be different ones, the numbers that have changed. It drops nodes that nobody needs, and collects
 # what an entry of the cache consists of: the graph, the sources of its inputs, the guards, and the text of
 # the function.
+#
+# In between it deals with assumptions. On a CPU a branch that only decides whether to raise, such as an `assert` about a tensor, is taken
+# to go well, and the graph gets an output that says whether that was right. The text behind the graph looks at it first. If it was wrong,
+# the call has to be done over by Python, so this is possible only where the graph leaves no trace: if the only traces are random numbers
+# that were drawn, the generators are put back (`__retreat`); otherwise the graph breaks at that branch after all.
 
 # %%
 def capture(func, args: dict, options: CaptureOptions | None = None) -> Captured:
@@ -324,6 +354,7 @@ def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
                     tuple(written), traceless, tuple(ep.weak), tx.symbols.sources, before, retreat)
 
 
+# %%
 def finished_graph(ep: Epilogue) -> torch.fx.GraphModule | None:
     """The graph with its outputs, in order; None if there is nothing to compute."""
     graph = ep.tx.graph

@@ -340,6 +340,11 @@ def pass_point(walk: Walk) -> tuple[list, AbstractValue] | None:
     return None
 
 
+# %% [markdown]
+# `differentiate` first sees to what it is given: everything must be a tensor of the trace, and a leaf that is wanted twice is computed
+# once. Only those points matter that lie in front of a leaf. Without any, one pass gives all gradients.
+
+# %%
 def differentiate(tx: Tracer, outputs: list, leaves: list, tangents: AbstractValue, retain_graph: AbstractValue,
                   create_graph: AbstractValue, arrived, to_keep: bool = False) -> None:
     """Emit the node, or one for each pass from point to point (`hooks.py`). `arrived(leaf, gradient)` is called for each leaf when its
@@ -363,6 +368,12 @@ def differentiate(tx: Tracer, outputs: list, leaves: list, tangents: AbstractVal
     deliver(walk, outputs)
 
 
+# %% [markdown]
+# Four questions about the autograd graph of the fakes. Its edges (`next_functions`) lead from an output to what it was computed from, so
+# `history_of` finds all that lies behind some tensors. Whether a tensor is among that is asked in two ways: one that was computed has
+# its node there, and a leaf has a node of the kind `AccumulateGrad` that names it.
+
+# %%
 def on_the_way(nodes, wanted: list[TensorVal]) -> set:
     """Those of `nodes` that the engine runs for the gradients of `wanted`: not what lies on other ways, nor what computed these."""
     later: dict = {}
@@ -513,14 +524,14 @@ def retain(tx: Tracer, tensor: TensorVal, gradient: AbstractValue):
 
 
 # %% [markdown]
-# Three entrances are left. `Tensor.backward` is `torch.autograd.backward` of one tensor. `requires_grad_` makes a
+# Four entrances are left. `Tensor.backward` is `torch.autograd.backward` of one tensor. `requires_grad_` makes a
 # leaf of a tensor that the trace has made, there and then; an input gets its flag before the graph runs, and only as
 # long as the graph has not used it. And `torch.autograd.grad` refuses first what it cannot do, then lets
 # `differentiate` compute, with the hooks of each tensor on the way.
 #
 # `requires_grad_` has four cases: nothing changes; the tensor was made by the trace, and becomes a leaf by a node; it is an
 # input that the graph has not used yet, whose flag is noted (`flags`); or it is one that the graph has used, and then the graph
-# has to end before.
+# has to end before. `detach_` takes the history from a tensor that the trace has made.
 
 # %%
 @METHODS.of((TensorVal, "backward"))
@@ -561,6 +572,13 @@ def detach_(tx, self):
     return self
 
 
+# %% [markdown]
+# What `torch.autograd.grad` cannot do here depends on hooks: those of a tensor on the way are called once for each pass, and several wanted
+# tensors may need several passes. It returns gradients and puts none into `.grad`, so what arrives at a tensor is only
+# collected, after its hooks have changed it. A tensor that no output depends on has no gradient. With
+# `materialize_grads` that is a tensor of zeros, with `allow_unused` it is None, and otherwise PyTorch raises, so the graph breaks.
+
+# %%
 @handles(torch.autograd.grad)
 def grad(tx: Tracer, outputs, inputs, grad_outputs=NONE, retain_graph=NONE, create_graph=Const(value=False),
          only_inputs=NONE, allow_unused=NONE, is_grads_batched=Const(value=False), materialize_grads=Const(value=False)):
