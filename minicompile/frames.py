@@ -326,13 +326,16 @@ def restore_modes(grad: bool, depth: int) -> None:
 # **One attempt.** `new_entry` says why this version is needed, asks whether it may be made, makes it, and sorts out how that can
 # end. The ways, from the harmless to the worst:
 #
-# | what happens | what it means | what follows | |---|---|---| | `SkipFrame` | not worth compiling, or impossible as a whole | the frame
-# runs as it is; where it was told that it is compiled, once more untold | | `Unsupported` | not even the part before a break could be
-# compiled | the same; under `fullgraph` an error | | `StrictError` | what the user has asked to fail | goes to the user | |
-# `MinicompileError` | the environment lacks something, such as a compiler | one warning, then eager; under `fullgraph` it goes to the
-# user | | any other | a bug in the compiler | reported with what to send us (`internal_error`), then eager |
+# | what comes | what it means | what follows |
+# |---|---|---|
+# | `SkipFrame` | not worth compiling, or impossible as a whole | the frame runs as it is |
+# | `Unsupported` | not even a part before a break could be compiled | the same; under `fullgraph` an error |
+# | `StrictError` | what the user has asked to fail | it goes to the user |
+# | `MinicompileError` | something is missing, such as a C++ compiler | one warning, then eager; under `fullgraph` it goes to the user |
+# | any other | a bug in the compiler | one warning that says how to report it, then eager |
 #
-# The order of the clauses matters: `SkipFrame` is a kind of `Unsupported`, and `StrictError` one of `MinicompileError`.
+# The order of the clauses matters: `SkipFrame` is a kind of `Unsupported`, and `StrictError` one of `MinicompileError`. A `SkipFrame` of
+# a program that was told that it is compiled (`told`) is not the end: it is captured once more, untold (`run_unseen`, below).
 
 # %%
 def new_entry(state: FrameState, function, args):

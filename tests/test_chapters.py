@@ -163,6 +163,13 @@ def test_formulas_are_written_as_code():
     assert typed == []
 
 
+def test_rows_of_tables_are_lines():
+    """Of a table whose lines were joined, as those of a paragraph are, the site shows the text."""
+    joined = [f"{path.name}: {line}" for path in [*TEXTS, *sorted((ROOT / "minicompile").rglob("*.py"))]
+              for line in path.read_text().splitlines() if re.search(r"\w.*\|---|\|---.*\w", line) and line.startswith(("# ", "|"))]
+    assert joined == []
+
+
 # Names of torch.compile, of CPython 3.11, and of examples within a sentence
 OF_OTHERS = {"cpp_wrapper", "POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_IF_TRUE", "mu_product", "d_loss", "g_loss",
              "float32_tensor", "int64_tensor", "m_i", "q_i", "NN_name", "__restrict__", "c_attn", "make_fx"}

@@ -758,7 +758,6 @@ def asked_of_arguments():
 
 
 LISTINGS = {
-    "ch02_guards/guards.py": asked_of_arguments,
     "advice.py": advised,
     "backends.py": given_to_backends,
     "cache.py": sealed,
@@ -769,6 +768,7 @@ LISTINGS = {
     "ch01_graphs/layouts.py": laid_out,
     "ch01_graphs/shapes.py": asked,
     "ch02_guards/__init__.py": guarded,
+    "ch02_guards/guards.py": asked_of_arguments,
     "ch02_guards/identity.py": remembered,
     "ch02_guards/sources.py": reached,
     "ch03_capture/__init__.py": interpreted,
