@@ -30,6 +30,14 @@ OF_CONSTANTS = frozenset((
     "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_"))
 
 
+# %% [markdown]
+# ## Which nodes are known
+#
+# An operation qualifies by its name: it makes numbers (`arange`), moves them (`reshape`), or computes with them. `OF_CONSTANTS` lists
+# these, without those that draw random numbers; elementwise operators need no list, since PyTorch tags them. Its result
+# qualifies if it is on the CPU, needs no gradient and is small, as it may be computed during the trace.
+
+# %%
 def is_pointwise(target) -> bool:
     """Whether a torch function, method name or operator of Python is elementwise, and not random."""
     name = name_of_target(target)
@@ -68,6 +76,20 @@ def is_short(result) -> bool:
         and type(numel := result.numel()) is int and numel <= MOST_NUMBERS
 
 
+# %% [markdown]
+# ## Computing one
+#
+# Most known tensors are never asked for their value, so nothing is computed before somebody does. Then `constant_of` goes back
+# through the nodes and calls the operations on real tensors, outside of the trace's modes (`on_real_tensors`).
+#
+# In between something may have written to one of these tensors. A fake counts writes in its version, which must be 0. Three ways of writing
+# are not counted: through `data`, which marks the node as exposed; by an operator that does not say so; and by what writes to a view. So
+# `is_only_read` also looks at everything that uses the tensor, or its relatives, and asks whether each of these only computes.
+#
+# One sort of size may vary even here: `torch.zeros(1).expand(n)` has as many elements as `n` says, all of them equal. Along such a
+# dimension one element is computed, and expanded at the end to what `n` is at present.
+
+# %%
 @contextlib.contextmanager
 def on_real_tensors():
     with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
@@ -122,6 +144,14 @@ def known_tensor(tensor: TensorVal) -> torch.Tensor | None:
         return None
 
 
+# %% [markdown]
+# ## Who asks
+#
+# `as_number` and `as_item` are for those who need a number of Python, such as `int(t)` or a size: the first takes tensors without
+# dimensions, the second any with one element. `from_constants` is asked when an elementwise operation is recorded. If all its operands are
+# numbers, the result is a constant of the graph at once. An infinite one, or one that is not a number, is left to the graph.
+
+# %%
 def as_number(value: AbstractValue) -> AbstractValue:
     """A tensor whose value is known as that number; any other value as it is."""
     if type(value) is not TensorVal:
