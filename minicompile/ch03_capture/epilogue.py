@@ -218,10 +218,13 @@ def leaves_in(history) -> dict:
     return {id(n.variable): n.variable for n in history if type(n).__name__ == "AccumulateGrad"}
 
 
+def written_with_history(tx) -> list[TensorVal]:
+    """The inputs that have a history and were written."""
+    return [t for t in tx.tensors.of_fake.values() if t.real is not None and t.fake.grad_fn is not None and t.fake._version != t.version]
+
+
 def refuse_made_leaves(ep):
-    written = [t for t in ep.tx.tensors.of_fake.values()
-               if t.real is not None and t.fake.grad_fn is not None and t.fake._version != t.version]
-    for value in (*ep.unspent, *written):
+    for value in (*ep.unspent, *written_with_history(ep.tx)):
         history = known_history(value.fake)
         leaves = [ep.tx.tensors.of_fake[key] for key in leaves_in(history) if key in ep.tx.tensors.of_fake]
         made = [leaf for leaf in leaves if leaf.real is None or leaf.node.op != "placeholder"]

@@ -42,7 +42,18 @@ import torch
 from ..ch01_graphs.graph import known_history
 from ..ch02_guards.sources import AttrSource, path_of
 from ..ch03_capture.attributes import SETATTR
-from ..ch03_capture.epilogue import AHEAD, ENDINGS, HISTORIES, expression, leaves_in, output_text, pool, refuse_to_leave, source_text
+from ..ch03_capture.epilogue import (
+    AHEAD,
+    ENDINGS,
+    HISTORIES,
+    expression,
+    leaves_in,
+    output_text,
+    pool,
+    refuse_to_leave,
+    source_text,
+    written_with_history,
+)
 from ..ch03_capture.tensors import TENSOR_ATTRIBUTES, finish_node
 from ..ch03_capture.tracer import Tracer, call, guard, notes_of, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, Const, MethodName, TensorVal, const
@@ -165,6 +176,8 @@ def write_gradients(ep) -> None:
     for leaf, hooks in (*notes.hooks.items(), *notes.later_hooks.items()):
         if hooks and leaf.source is not None:
             refuse_to_leave(ep, "a tensor with a hook that the function has registered", next(iter(hooks)))
+    for written in written_with_history(tx) if notes.points or notes.hooks or notes.later_hooks else ():
+        refuse_hooks(ep, written)
     if notes.gradients:
         guard_apart(tx, {**notes.gradients, **notes.found})
 
@@ -206,7 +219,7 @@ AHEAD.append(lambda ep: [*forget_gradients(ep), *(
 # A tensor whose autograd graph was used up by a `backward()` in the trace still says that it requires a
 # gradient, and asking for one is an error, the one that eager raises.
 # Where a history is not used up, a later `backward()` comes through it without the hooks that the trace has seen, and the graph
-# ends before the hook is made.
+# ends before the hook is made. So it is with a leaf itself, and with an input that was written.
 
 # %%
 def spent_text(ep, value) -> str | None:
@@ -215,7 +228,7 @@ def spent_text(ep, value) -> str | None:
         node = ep.tx.graph.call_method("detach", (value.node,))
         finish_node(ep.tx, node, value.fake.detach())
         return f"{pool(ep, with_spent_history)}({output_text(ep, node)}, {value in notes.retained})"
-    if notes.points or notes.hooks or notes.retained:
+    if notes.points or notes.hooks or notes.later_hooks or notes.retained:
         refuse_hooks(ep, value)
 
 
@@ -251,9 +264,10 @@ def with_spent_history(tensor, retains_grad):
 
 def refuse_hooks(ep, value):
     notes, history = autograd(ep.tx), known_history(value.fake)
-    leaves = leaves_in(history)
+    leaves = {id(value.fake), *leaves_in(history)}
     hooks = [h for node, point in notes.points.items() if node in history for h in point.hooks]
-    hooks += [h for leaf, found in notes.hooks.items() if leaf.source is None and id(leaf.fake) in leaves for h in found]
+    hooks += [h for leaf, found in (*notes.hooks.items(), *notes.later_hooks.items())
+              if leaf.source is None and id(leaf.fake) in leaves for h in found]
     hooks += [h for tensor, h in notes.retained.items() if tensor is value]
     if hooks:
         refuse_to_leave(ep, "a tensor on which a hook waits, or that depends on one,", hooks[0])

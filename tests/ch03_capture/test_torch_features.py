@@ -3563,3 +3563,49 @@ def test_leaf_made_inside_and_added_to_an_argument(backend, differentiable):
     leaf = add(x)
     x.sum().backward()
     assert leaf.grad.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("backend", ["eager", "loops"])
+def test_hooks_that_are_registered_inside_and_called_later(backend):
+    def tripled(gradient):
+        return gradient * 3
+
+    def leaf():
+        made = torch.ones(2, requires_grad=True)
+        made.register_hook(tripled)
+        return made
+
+    def told(said):
+        made = torch.ones(2, requires_grad=True)
+        made.register_post_accumulate_grad_hook(lambda x: said.append(x.grad.tolist()))
+        return made
+
+    def written(x):
+        y = x * 2
+        y.register_hook(tripled)
+        x.add_(y)
+        return x
+
+    def broken():
+        made = torch.ones(2, requires_grad=True)
+        made.register_hook(tripled)
+        made.sum().backward()
+        LOG.append(made.grad.tolist())
+        made.sum().backward()
+        return made
+
+    def program(compile):
+        said, source = [], torch.ones(2, requires_grad=True)
+        made = [compile(leaf)(), compile(told)(said), compile(broken)()]
+        sum(t.sum() for t in (*made, compile(written)(source * 1))).backward()
+        return [t.grad.tolist() for t in (*made, source)], said
+    assert program(minicompile.compile(backend=backend)) == program(lambda f: f) == ([[3, 3], [1, 1], [9, 9], [7, 7]], [[1, 1]])
+
+
+def test_copies_keep_what_hangs_on_a_state_dict():
+    def f(module):
+        found = module.state_dict()
+        return [hasattr(d, "_metadata") for d in (found, copy.copy(found), copy.deepcopy(found), found.copy())], copy.copy(found)
+    (kept, copied), (kept_eagerly, copied_eagerly) = minicompile.compile(f, backend="eager")(nn.Linear(2, 2)), f(nn.Linear(2, 2))
+    assert kept == kept_eagerly == [True, True, True, False]
+    assert vars(copied) == vars(copied_eagerly)

@@ -269,7 +269,8 @@ def reduce_dict(tx, self, protocol):
     if self.cls not in (collections.OrderedDict, collections.defaultdict):
         raise NotConstant
     pairs = iterate(tx, call_method(tx, self, "items", []))
-    return taken_apart(tx, self.cls, [realize(tx, self.factory)] if self.factory else [], pairs=pairs)
+    state = dict_of(self.attrs) if self.attrs else NONE
+    return taken_apart(tx, self.cls, [realize(tx, self.factory)] if self.factory else [], state, pairs=pairs)
 
 
 def reduce_object(tx, self, protocol=NONE):
