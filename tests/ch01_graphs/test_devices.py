@@ -102,6 +102,20 @@ def test_what_only_kernels_of_a_gpu_do(monkeypatch):
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     with pytest.raises(Unsupported, match="deterministic"):
         run_on_fakes(*loss)
+    for x, index in (torch.ones(2, 3), torch.zeros(2, 2)), (torch.ones(()), torch.zeros(())):
+        with pytest.raises(Unsupported, match="deterministic"):
+            run_on_fakes(aten.scatter_reduce.two, (fake(x, GPU), 0, fake(index.long(), GPU), fake(x, GPU), "mean"), {})
+    index = torch.zeros(2, 3, dtype=torch.long)
+    x = fake(torch.ones(2, 3), GPU)
+    assert run_on_fakes(aten.scatter_reduce.two, (x, 0, fake(index, GPU), x, "mean"), {}).device == GPU
+
+
+def test_a_gpu_looks_whether_a_number_of_the_cpu_fits():
+    number = fake(torch.tensor(1j), CPU)
+    with pytest.raises(Unsupported, match="may not fit"):
+        run_on_fakes(aten.fill_.Tensor, (fake(torch.ones(2), GPU), number), {})
+    for x in fake(torch.ones(2), CPU), fake(torch.ones(2, dtype=torch.complex64), GPU):
+        assert run_on_fakes(aten.fill_.Tensor, (x, number), {}) is not None
 
 
 def test_the_table_of_operators_is_there():

@@ -153,6 +153,26 @@ def check_deterministic(func, x, *args, **kwargs) -> None:
 
 
 # %% [markdown]
+# Two more are left to eager on a GPU, whose kernels may refuse what those of a CPU take: a reduction into places under
+# `use_deterministic_algorithms`, and a complex number for real ones.
+
+# %%
+@REFUSALS.of(*overloads(aten.scatter_reduce, aten.scatter_reduce_))
+def check_deterministic_scatter(func, x, dim, index, *args, **kwargs) -> None:
+    """The deterministic form of it on a GPU counts by a scatter of its own, which does not take every shape."""
+    if x.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+        if x.dim() == 0 or any(present(n) != present(m) for n, m in zip(index.shape, x.shape)):
+            raise Unsupported(f"{func} may have no deterministic kernel on a GPU for an index of another shape")
+
+
+@REFUSALS.of(*overloads(aten.fill, aten.fill_))
+def check_filled_by(func, x, value) -> None:
+    """A GPU takes a number of the CPU as it takes one of Python, and looks whether it fits; a CPU drops the imaginary part."""
+    if isinstance(value, torch.Tensor) and value.is_complex() and not x.is_complex() and value.device != x.device:
+        raise Unsupported(f"{func} of a complex number that may not fit into {x.dtype}")
+
+
+# %% [markdown]
 # What changes the shape of a tensor object in place is recorded for a tensor of which there are no views. If it is a view itself, its
 # memory may not be written afterwards (`reshaped`).
 
