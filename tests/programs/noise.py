@@ -140,7 +140,7 @@ class Noise(TorchDispatchMode):
             t.copy_(torch.where(t.isinf(), t.sign() * largest, t))
 
     def flush_(self, t, operands):
-        """What a GPU makes of numbers below the normal ones may be zero: Triton's functions, such as `sin` and `fmod`, take them for it."""
+        """What a GPU makes of numbers below the normal ones may be zero: Triton's functions, `sin` as well as `fmod`, take them for it."""
         for x in operands:
             if isinstance(x, torch.Tensor) and x.is_cuda and x.dtype is torch.float32 and not overlaps(t):
                 t.masked_fill_((x != 0) & (x.abs() < torch.finfo(x.dtype).tiny), 0)
