@@ -1,14 +1,18 @@
 from functools import partial
 
-from minicompile.ch08_fusion.memory import by_walk
+from minicompile.ch08_fusion.memory import orders_of
 
 
 def _safe(kernel, old, new, same_memory=frozenset(), *, names=True, masks=True, modes=True, places=True, later=True, rows=True, deep=True,
-          walks=True, needs_read=False):
+          orders=orders_of, needs_read=False):
     if names and same_memory - {old}:
         return False
+    return all(_safe_in(loops, kernel, old, new, masks, modes, places, later, rows, deep, needs_read) for loops in orders(kernel))
+
+
+def _safe_in(loops, kernel, old, new, masks, modes, places, later, rows, deep, needs_read):
     depends, at, found, after = {old}, None, [], False
-    for loop in by_walk(kernel) if walks else kernel.loops:
+    for loop in loops:
         reads, writes = loop.loads, loop.stores
         if after and later and any(r.buffer == old for r in reads):
             return False
@@ -34,7 +38,8 @@ wrong_any_index = partial(_safe, places=False)
 wrong_later_reads = partial(_safe, later=False)
 wrong_rows_are_walked_once = partial(_safe, rows=False)
 wrong_one_step_of_dependence = partial(_safe, deep=False)
-wrong_loops_in_their_order = partial(_safe, walks=False)
+wrong_loops_as_they_stand = partial(_safe, orders=lambda kernel: orders_of(kernel)[:1])
+wrong_walk_by_walk = partial(_safe, orders=lambda kernel: orders_of(kernel)[-1:])
 
 
 def wrong_refuses_reductions(kernel, old, new, same_memory=frozenset()):
@@ -44,7 +49,11 @@ def wrong_refuses_reductions(kernel, old, new, same_memory=frozenset()):
 def right_in_two_parts(kernel, old, new, same_memory=frozenset()):
     if any(n != old for n in same_memory):
         return False
-    touched = [(loop.loads, loop.stores) for loop in by_walk(kernel)]
+    return all(_safe_in_two_parts(loops, kernel, old, new) for loops in orders_of(kernel))
+
+
+def _safe_in_two_parts(loops, kernel, old, new):
+    touched = [(loop.loads, loop.stores) for loop in loops]
     where = [k for k, (_, writes) in enumerate(touched) if any(w.buffer == new for w in writes)]
     stores = [w for _, writes in touched for w in writes if w.buffer == new]
     if not where or any(w.mask is not None or w.mode for w in stores):

@@ -291,8 +291,9 @@ def _postpone_frees(plans: list[StepPlan]) -> None:
 # A kernel may write `y` over `x` when `x` dies here, and each element of `x` is read only at the index at
 # which `y` is written, by the same iteration and not by a later loop. A reduction kernel walks its elements
 # more than once: there, nothing after the loop that writes `y` may depend on `x`, not even through a local
-# value, because code generators recompute local values from their inputs. And a loop comes after another there if its walk
-# does, whatever their order in the kernel: a store is printed in the first walk that knows its value.
+# value, because code generators recompute local values from their inputs. What is after what depends on who runs the kernel: C++
+# stores in its last walk, in the order of the loops, and Triton in the first walk that knows the value. `orders_of` gives both,
+# and the answer has to be yes in both.
 
 # %%
 def _donors(program: Program, step, dying: list[str]) -> dict[tuple, list[tuple[str, list[Kernel], set[str]]]]:
@@ -320,40 +321,44 @@ def _in_place(new: Buffer, donors: dict, taken: set[str]) -> str | None:
     return None
 
 
-def by_walk(kernel: Kernel) -> list[Loop]:
-    """Its loops, those of an earlier walk first. The walk of a loop is the number of complete reductions that it waits for."""
+def orders_of(kernel: Kernel) -> list[list[Loop]]:
+    """The orders in which its loops may run: as they stand, and, where there are reductions, those of an earlier walk first. The walk
+    of a loop is the number of complete reductions that it waits for."""
     if not kernel.reduction_vars:
-        return kernel.loops
+        return [kernel.loops]
     known: dict[str, int] = {}
     walks: list[int] = []
     for loop in kernel.loops:
         walks.append(max((known.get(n, 0) for n in loop.inputs), default=0))
         known |= dict.fromkeys(loop.outputs, walks[-1] + any(v.op == "reduce" for v in loop.body))
-    return [kernel.loops[k] for k in sorted(range(len(walks)), key=walks.__getitem__)]
+    return [kernel.loops, [kernel.loops[k] for k in sorted(range(len(walks)), key=walks.__getitem__)]]
 
 
 # %% tags=["exercise:overwrites-safely"]
 def overwrites_safely(kernel: Kernel, old: str, new: str, same_memory: set[str] = frozenset()) -> bool:
     """May `new` be written into the memory of `old`, a buffer that dies in this kernel?
 
-    Ask the `loads` and `stores` of its loops, in order. Yes only if some loop writes `new`, neither masked nor with a
-    mode; every read of `old` is unmasked and at the very index of that write; no loop after that one reads
-    `old`; in a kernel that reduces (it walks its rows again), no loop after it reads anything computed from
+    Ask the `loads` and `stores` of its loops, in each of the orders of `orders_of`. Yes only if in all of them some loop writes
+    `new`, neither masked nor with a mode; every read of `old` is unmasked and at the very index of that write; no loop after
+    that one reads `old`; in a kernel that reduces (it walks its rows again), no loop after it reads anything computed from
     `old` either, through any number of this kernel's buffers; and `same_memory`, all names of the kernel that
-    are memory of `old`, has no other name in it. What is after what, `by_walk` says."""
+    are memory of `old`, has no other name in it."""
     if same_memory - {old}:
         return False
-    depends: set[str] = {old}        # buffers of this kernel computed from `old`
-    at, found, after = None, [], False
-    for loop in by_walk(kernel):
-        if after and any(r.buffer == old or kernel.reduction_vars and r.buffer in depends for r in loop.loads):
+    for loops in orders_of(kernel):
+        depends: set[str] = {old}        # buffers of this kernel computed from `old`
+        at, found, after = None, [], False
+        for loop in loops:
+            if after and any(r.buffer == old or kernel.reduction_vars and r.buffer in depends for r in loop.loads):
+                return False
+            found += [r for r in loop.loads if r.buffer == old]
+            if any(r.buffer in depends for r in loop.loads):
+                depends.update(loop.outputs)
+            for w in loop.stores:
+                if w.buffer == new:
+                    if w.mask is not None or w.mode is not None:
+                        return False
+                    at, after = w.index, True
+        if at is None or any(r.index != at or r.mask is not None for r in found):
             return False
-        found += [r for r in loop.loads if r.buffer == old]
-        if any(r.buffer in depends for r in loop.loads):
-            depends.update(loop.outputs)
-        for w in loop.stores:
-            if w.buffer == new:
-                if w.mask is not None or w.mode is not None:
-                    return False
-                at, after = w.index, True
-    return at is not None and all(r.index == at and r.mask is None for r in found)
+    return True
