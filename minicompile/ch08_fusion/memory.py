@@ -334,6 +334,12 @@ def orders_of(kernel: Kernel) -> list[list[Loop]]:
     return [kernel.loops, [kernel.loops[k] for k in sorted(range(len(walks)), key=walks.__getitem__)]]
 
 
+# %% [markdown]
+# The question is then asked of one order at a time. `depends` grows from `old` to all buffers of the kernel that are computed from it;
+# `at` is where `new` is written. A loop after that write which reads `old`, or, where rows are walked again, anything in `depends`,
+# says no. So does a read of `old` at another index than `at`, or a masked one: those are collected in `found` and compared at the end,
+# because a read may come before the write is known.
+
 # %% tags=["exercise:overwrites-safely"]
 def overwrites_safely(kernel: Kernel, old: str, new: str, same_memory: set[str] = frozenset()) -> bool:
     """May `new` be written into the memory of `old`, a buffer that dies in this kernel?
