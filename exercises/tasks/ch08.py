@@ -320,8 +320,8 @@ here is a wrong answer that depends on timing: the worst kind.""", hints=[
     "Which reads of old could still come when an element of new has been written? Think of other iterations, of later loops, and of a "
     "second walk along the row.",
     "Go through each of orders_of(kernel), loop by loop, with their `loads` and `stores`. Remember all reads of old, and where new is "
-    "written. After the loop that writes new, none may read old; if the kernel has reduction variables, none may read anything that depends "
-    "on old.",
+    "written. After the loop that writes new, none may read old; if the kernel has reduction variables, none may read anything that "
+    "depends on old.",
     "A set of buffers that depend on old grows: a loop that reads one of them adds what it writes. A write of new that is masked or has "
     "a mode decides at once. At the end every remembered read is compared with the write: the same index, and no mask. And if nothing "
     "was written, or another name has the same memory?"])
@@ -389,8 +389,8 @@ ROWS = kernels(([op_loop([("x", "r")], "y", "r")], True, ()), ([op_loop([("x", "
                ([op_loop([("x", "r")], "y", "r"), op_loop([("z", "r")], "s", reduce=True)], True, ()),
                ([op_loop([("x", "r")], "t", "r"), op_loop([("t", "r")], "s", reduce=True), op_loop([("t", "r"), ("s", "i")], "u", "r"),
                  op_loop([("t", "r")], "y", "r")], True, ()),
-               ([op_loop([("x", "r")], "s", reduce=True), op_loop([("s", "i"), ("x", "r")], "y", "r"), op_loop([("x", "r")], "u", "r")], True,
-                ()))
+               ([op_loop([("x", "r")], "s", reduce=True), op_loop([("s", "i"), ("x", "r")], "y", "r"),
+                 op_loop([("x", "r")], "u", "r")], True, ()))
 
 
 def random_kernels(rng):

@@ -133,6 +133,31 @@ def test_gpt_in_autocast():
     check(eager, *inputs)
 
 
+@pytest.mark.parametrize("training", (False, True))
+@pytest.mark.parametrize("layers, projection", [(2, 0), (1, 3)])
+def test_an_lstm_under_autocast_has_the_dtypes_of_eager(layers, projection, training):
+    """Eager gives it to oneDNN as a whole, but for one with projections, and its results are in half precision."""
+    torch.manual_seed(0)
+    model = torch.nn.LSTM(5, 7, layers, bidirectional=True, proj_size=projection)
+    packed = torch.nn.utils.rnn.pack_sequence([torch.randn(4, 5), torch.randn(2, 5)])
+
+    def call(run, x):
+        with torch.autocast("cpu"), torch.set_grad_enabled(training):
+            out, ends = run(x)
+        out = getattr(out, "data", out)
+        if training:
+            model.zero_grad()
+            (out.float().sum() + ends[1].float().square().sum()).backward()
+        return [out, *ends], [p.grad.clone() for p in model.parameters() if training]
+
+    fast = minicompile.compile(model)
+    for x in (torch.randn(6, 3, 5), packed):
+        (wanted, gradients), (got, found) = call(model, x), call(fast, x)
+        assert [t.dtype for t in got] == [t.dtype for t in wanted]
+        torch.testing.assert_close(got, wanted, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(found, gradients, atol=0.2, rtol=5e-2)
+
+
 def test_ambient_autocast_does_not_reach_compiled_code():
     inputs = [rand(4, 4), rand(4, 4)]
 
