@@ -363,7 +363,8 @@ def keep_gaps(f: Functionalizer, results) -> None:
         while alias.parent is not None:
             alias = alias.parent
         memory, fake = alias.memory, alias.fake
-        if fake.numel() > 0 and not is_dense(fake) and each_has_its_place(fake) and not same_layout(memory.value.meta["val"], fake):
+        changed = memory.version > 0 or not same_layout(memory.value.meta["val"], fake)
+        if changed and fake.numel() > 0 and not is_dense(fake) and each_has_its_place(fake):
             empty = append_call(f, aten.new_empty_strided.default, (
                 memory.value, *([expr_of(s) for s in t] for t in (fake.shape, fake.stride()))))
             memory.value, memory.version = append_call(f, aten.slice_scatter.default, (empty, memory.value)), memory.version + 1

@@ -167,7 +167,9 @@ COPIES = {"clone": lambda x, form: x.clone(memory_format=form), "to": lambda x, 
           "diag_embed": lambda x, form: torch.diag_embed(x, FORMATS.index(form)), "roll": lambda x, form: x.roll(FORMATS.index(form), 1),
           "empty shuffle": lambda x, form: torch.pixel_unshuffle(x[..., :1, :0].repeat(1, 1, 6, 1), 1 + FORMATS.index(form)),
           "masked_fill": lambda x, form: x.masked_fill(x > 0, 1.0), "where": lambda x, form: torch.where(x > 0, x, 1.0),
-          "index_put": lambda x, form: x.index_put((torch.arange(0),), x[:0]), "renorm": lambda x, form: x.renorm(2, 0, 1.0)}
+          "index_put": lambda x, form: x.index_put((torch.arange(0),), x[:0]), "renorm": lambda x, form: x.renorm(2, 0, 1.0),
+          "slice_scatter": lambda x, form: x.expand(2, *x.shape).slice_scatter(x[None], 0, 0, 1),
+          "diagonal_scatter": lambda x, form: x.diagonal_scatter(x.diagonal(FORMATS.index(form), 1, 2), FORMATS.index(form), 1, 2)}
 
 
 @pytest.mark.parametrize("dtypes", [(torch.float32,) * 2, (torch.float32, torch.bfloat16), (torch.int64, torch.float32)])

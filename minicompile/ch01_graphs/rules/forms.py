@@ -12,7 +12,7 @@ import functools
 import torch
 
 from ..corrections import COPYING, CPU_FORMS, FORMS, OPERANDS, as_promoted, elementwise, like_a_copy, outside, restrided, row_by_row
-from ..layouts import copied_strides, strides_in_order
+from ..layouts import copied_strides, each_has_its_place, strides_in_order
 from ..symbolic import present
 from .operators import by_overload, named, overload_named, overloads
 
@@ -241,6 +241,11 @@ def _scaled_by_power(out, x, other):
     return elementwise(out.to(other.dtype) if whole and other.is_floating_point() else out, x, row_by_row(other))
 
 
+def _copied_apart(out, x, *_):
+    """A scatter into a view copies its operand, and elements that share memory come apart; PyTorch 2.11's meta kernels leave them there."""
+    return out if each_has_its_place(x) else like_a_copy(out, x)
+
+
 def _each(form):
     return lambda out, *operands: tuple(form(t, *operands) for t in out)
 
@@ -275,6 +280,7 @@ FORMS.update(by_overload({
     "index.Tensor _unsafe_index.Tensor": _indexed,
     "where.self": lambda out, condition, *choices: elementwise(out, condition, *as_promoted(choices, out.dtype)),
     "rot90": _rotated,
+    "select_scatter slice_scatter diagonal_scatter": _copied_apart,
     "sum.dim_IntList var.correction std.correction prod.dim_int amax amin": _reduced,
     "var_mean.correction std_mean.correction aminmax": _each(_reduced),
     "linalg_matrix_exp": _exponential,
