@@ -107,6 +107,9 @@ def test_what_only_kernels_of_a_gpu_do(monkeypatch):
             run_on_fakes(aten.scatter_reduce.two, (fake(x, GPU), 0, fake(index.long(), GPU), fake(x, GPU), "mean"), {})
     index = torch.zeros(2, 3, dtype=torch.long)
     x = fake(torch.ones(2, 3), GPU)
+    with pytest.raises(Unsupported, match="deterministic"):
+        run_on_fakes(aten.put_.default, (x, fake(index, GPU), x), {})
+    assert run_on_fakes(aten.put_.default, (x, fake(index, GPU), x, True), {}) is not None
     assert run_on_fakes(aten.scatter_reduce.two, (x, 0, fake(index, GPU), x, "mean"), {}).device == GPU
 
 

@@ -152,6 +152,13 @@ def check_deterministic(func, x, *args, **kwargs) -> None:
         raise Unsupported(f"{func} has no deterministic kernel on a GPU, of which eager complains")
 
 
+@REFUSALS.of(*overloads(aten.put, aten.put_))
+def check_deterministic_put(func, x, index, source, accumulate=False) -> None:
+    """What is added has a deterministic kernel; which of two numbers for one place stays is left open."""
+    if not accumulate:
+        check_deterministic(func, x)
+
+
 # %% [markdown]
 # Two more are left to eager on a GPU, whose kernels may refuse what those of a CPU take: a reduction into places under
 # `use_deterministic_algorithms`, and a complex number for real ones.
