@@ -22,7 +22,7 @@ from minicompile.tools import apart
 from minicompile.tools.answers import Run, references
 
 minicompile.config.raise_on_internal_error = False  # as it is for users
-folder = tempfile.mkdtemp()
+scratch = tempfile.TemporaryDirectory()            # gone with the page
 
 
 # %%
@@ -185,8 +185,8 @@ row_of_boxes(
 
 # %%
 with one_percent_off():
-    found = minicompile.bisect(program, out=folder)(x, w)
-print(str(found).replace(folder, "bisect-results"))
+    found = minicompile.bisect(program, out=scratch.name)(x, w)
+print(str(found).replace(scratch.name, "bisect-results"))
 
 # %% [markdown]
 # The script is what belongs into a report. It needs nothing of the program it came from:
@@ -206,9 +206,9 @@ print(open(found.path).read())
 # %%
 right = CPP_OPS["sin"]
 CPP_OPS["sin"] = lambda *a: f"(__builtin_trap(), {right(*a)})"
-found = minicompile.bisect(lambda x: (x.exp().sin() + 1).sum(), out=folder)(x)
+found = minicompile.bisect(lambda x: (x.exp().sin() + 1).sum(), out=scratch.name)(x)
 CPP_OPS["sin"] = right
-print(str(found).replace(folder, "bisect-results"))
+print(str(found).replace(scratch.name, "bisect-results"))
 
 # %% [markdown]
 # On the command line: `python -m minicompile bisect model.py:step "torch.randn(8, 64)"`. On the lowest rung, `eager`,

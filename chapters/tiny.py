@@ -2288,11 +2288,17 @@ def load_triton(kernels):
         LOADED[kernel.text] = lambda *tensors, launcher=names["kernel"][(kernel.blocks,)]: launcher(*tensors)
 
 
+# %% [markdown]
+# The files of g++ can go as soon as the library is loaded: what a process has mapped stays there until it ends.
+
+# %%
 def load_cpp(kernels):
-    folder, texts = pathlib.Path(tempfile.mkdtemp(prefix="tiny")), [kernel.text for kernel in kernels]
-    (folder / "k.cpp").write_text(CPP + "\n".join(text.replace("NAME", f"k{n}") for n, text in enumerate(texts)))
-    subprocess.run(["g++", *FLAGS.split(), folder / "k.cpp", "-o", folder / "k.so"], check=True)
-    library = ctypes.CDLL(str(folder / "k.so"))
+    texts = [kernel.text for kernel in kernels]
+    with tempfile.TemporaryDirectory(prefix="tiny") as folder:
+        file = pathlib.Path(folder, "k.cpp")
+        file.write_text(CPP + "\n".join(text.replace("NAME", f"k{n}") for n, text in enumerate(texts)))
+        subprocess.run(["g++", *FLAGS.split(), file, "-o", file.with_suffix(".so")], check=True)
+        library = ctypes.CDLL(str(file.with_suffix(".so")))
     for n, text in enumerate(texts):
         LOADED[text] = lambda *tensors, f=library[f"k{n}"]: f(*[ctypes.c_void_p(t.data_ptr()) for t in tensors])
 

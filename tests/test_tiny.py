@@ -660,6 +660,16 @@ def test_the_host_program_frees_what_is_done():
     assert any("; del " in line for line in lines) and lines[-1].startswith("    return")
 
 
+def test_kernels_run_when_their_files_are_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny.tempfile, "tempdir", str(tmp_path))
+    on_a_cpu = functools.partial(tiny.loops, target="cpu")
+    f, x = tiny.compile(lambda x: (x * 3.25).exp() - 7.5, on_a_cpu), torch.randn(3, 5)
+    tiny.LOADED.clear()
+    for x in x, torch.randn(4, 5):
+        assert torch.allclose(f(x), (x * 3.25).exp() - 7.5) and list(tmp_path.iterdir()) == []
+    assert tiny.LOADED
+
+
 def test_a_gpt_trains_to_eagers_losses():
     sizes = dict(steps=8, device="cpu", batch=4, layers=2, width=32, heads=2, length=16)
     eager, _ = tiny.train(lambda model: model, **sizes)
