@@ -45,14 +45,16 @@ from ..errors import MinicompileError
 #
 # For many processors that have registers of 512 bits, g++ chooses half of one, as if it were 2017, when the clock had to slow
 # down for whole ones. Told to prefer them, it makes softmax and SiLU take two thirds of the time; on halves, whose conversions write
-# whole registers that two loads then wait for, half.
+# whole registers that two loads then wait for, half. Of a loop that only copies, `-fno-tree-loop-distribute-patterns` makes vectors as
+# well, not a call of `memcpy`, which of the sixteen floats before a conversion are two halves of a register again: a cast to half
+# took four times as long.
 
 # %%
 FLAGS = ("-std=c++17 -O3 -march=native -fopenmp -fPIC -shared -fno-math-errno "
          "-fno-trapping-math -ffp-contract=off -fwrapv -fno-strict-aliasing "
          "-fno-exceptions -fno-rtti -fno-asynchronous-unwind-tables -w").split()
 FLAGS += ["-mprefer-vector-width=512"] * (platform.machine() == "x86_64")
-GXX_FLAGS = ("-fno-tree-pre", "-fno-thread-jumps")          # clang knows none of them, and refuses to run
+GXX_FLAGS = ("-fno-tree-pre", "-fno-thread-jumps", "-fno-tree-loop-distribute-patterns")       # clang refuses them
 KERNELS_PER_FILE = 6
 
 

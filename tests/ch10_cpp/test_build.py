@@ -183,7 +183,8 @@ def test_a_half_relu_and_its_mask_are_made_in_vectors(fresh_cache):
     assert "loop vectorized" in told, told
 
 
-def test_vectors_are_as_wide_as_the_processor_has_them():
+def assembly(source) -> str:
+    """What g++ makes of a kernel; skips on a processor without AVX-512."""
     flags = [f for f in build._flags() if f != "-shared"]
 
     def told(*more, text=""):
@@ -191,5 +192,18 @@ def test_vectors_are_as_wide_as_the_processor_has_them():
                               check=True).stdout
     if "__AVX512F__" not in told("-dM", "-E"):
         pytest.skip("needs AVX-512")
-    source, _, _ = scaled(4096, 3.0)
-    assert "%zmm" in told("-S", text=build._companions()[0] + source.code)
+    return told("-S", text=build._companions()[0] + source.code)
+
+
+def test_vectors_are_as_wide_as_the_processor_has_them():
+    assert "%zmm" in assembly(scaled(4096, 3.0)[0])
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_what_a_cast_to_half_reads_does_not_go_through_memory_again(half):
+    if "clang" in build.compiler():
+        pytest.skip("asks for what g++ makes")
+    x, y, i, b = torch.randn(4096), torch.empty(4096, dtype=half), variables("i", 4096), Body()
+    b.store("y", i[0].expr, b.load("x", i[0].expr, torch.float32))
+    text = assembly(emit_cpp(kernel(i, (), [(i, (), b)], {"x": x}, {"y": y})))
+    assert "%zmm" in text and "(%rsp)" not in text and "memcpy" not in text, text
