@@ -23,6 +23,7 @@ from minicompile.ch01_graphs import layouts as layouts_of
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.graph import print_graph
 from minicompile.ch01_graphs.shapes import ShapeEnv
+from minicompile.ch01_graphs.symbolic import Symbol
 from minicompile.ch01_graphs.trace import Recorder, run_recorded, trace
 from minicompile.ch02_guards import codegen
 from minicompile.ch02_guards.guards import in_words
@@ -38,6 +39,8 @@ from minicompile.ch05_autograd.functionalize import functionalize
 from minicompile.ch05_autograd.joint import simplify, trace_joint
 from minicompile.ch05_autograd.partition import partition
 from minicompile.ch06_decompositions.decompose import decompose
+from minicompile.ch07_loops.builder import Builder
+from minicompile.ch07_loops.ir import Value
 from minicompile.ch07_loops.lower import lower
 from minicompile.ch07_loops.verify import print_loop, print_program, verify
 from minicompile.ch08_fusion.canonical import canonical, canonical_names
@@ -282,6 +285,30 @@ def measured(x):
 def spread(x):
     squares = (x - x.mean(1, keepdim=True)).square()
     return squares * (x - x.mean(1, keepdim=True)).sum()
+
+
+def built():
+    """A loop of half precision, and values that a builder is asked for."""
+    b, i, rows = Builder(), Symbol("i", 9), [loops(padded, torch.ones(8).half())]
+
+    def shown(v):
+        parts = [shown(a) if isinstance(a, Value) else str(a).removeprefix("torch.") for a in v.args if a is not None]
+        return "x" if v is x else f"{v.op}({', '.join(parts)})"
+
+    x = b.load("x", i.expr, torch.float32)
+    names = {"x": x, "i": i.expr, "index": b.index, "op": b.op, "between": b.between}
+    for text in 'cast(x, bfloat16, float32)', 'cast(x, float32, float16)', 'cast(i, int64, bfloat16)', \
+            'cast(constant(0.1), float32, float16)', 'op("mul", constant(2.0), constant(0.25))', 'op("mul", x, constant(1.0))', \
+            'op("add", index(i), index(i))', 'op("ge", index(i), constant(0))', 'op("floordiv", index(i - 4), constant(3))', \
+            'between(0, i - 1, 8)', 'between(0, i, 9)':
+        def constant(value):
+            return b.constant(value, torch.float32 if type(value) is float else torch.int64)
+
+        def cast(value, source, target):
+            return b.cast(value if isinstance(value, Value) else b.index(value), source, target)
+        value = eval(text, vars(torch) | names | {"constant": constant, "cast": cast})
+        rows.append(f"{text:<43}{shown(value)}")
+    return "\n".join(rows)
 
 
 def cleaned():
@@ -796,7 +823,7 @@ LISTINGS = {
     "ch06_decompositions/__init__.py": lambda: graphs(recorded(64), graph_of(*CENTRED)),
     "ch06_decompositions/decompose.py": lambda: print_graph(graph_of(lambda x: F.gelu(x).sum(1), torch.ones(4, 8).bfloat16())),
     "ch07_loops/__init__.py": lambda: loops(*CENTRED),
-    "ch07_loops/builder.py": lambda: loops(padded, torch.ones(8).half()),
+    "ch07_loops/builder.py": built,
     "ch07_loops/lazy.py": lambda: loops(gelu_turned, torch.ones(64, 32), torch.ones(32)),
     "ch07_loops/externs.py": lambda: loops(lambda x, w: torch.relu(x) @ w.t(), torch.ones(3, 4), torch.ones(5, 4)),
     "ch07_loops/verify.py": turned_around,

@@ -135,34 +135,26 @@ def normal(e: Int) -> Int:
     return e
 
 # %% [markdown]
-# ## The builder
+# ## Leaves and dtypes
 #
-# `mask` is the condition under which the current region is evaluated. Padding, `cat` and partial blocks of a
-# split reduction read operands at indices that may lie outside; inside `with b.masked(condition)` every load
-# carries the condition and is not done where it is false.
+# A body is written from its leaves. `constant`, `index` and `number` make the three that read no memory: a number, an index
+# expression as an integer, and a float argument of the kernel. `to_dtype` converts, and a constant is converted now.
 #
-# `memo` remembers which operand was already evaluated at which index. Sharing values alone would give a
-# small body but take exponential time to find it: a chain of thirty `y = y * y` would visit a billion paths.
-# What was evaluated outside of a mask holds inside it too: each write into a part of a tensor reads the tensor
-# before it twice, once where it is kept and once, under a mask, where it is written.
+# A half value has two forms. In memory it has 16 bits; in a body it is a float32, and `round_to` says which float32 numbers the
+# half type has. `cast` decides where that matters. The element of a bfloat16 tensor that becomes a float32 tensor must be what
+# memory would have held, or `x - x.bfloat16().float()` would be 0. An integer that becomes a half value is rounded, and so is a
+# constant; between other dtypes `to_dtype` is enough:
 #
-# From the top: `constant`, `index` and `number` make leaves. `read` is the entrance for lazy tensors: it evaluates
-# the operand's element function at an index, once for each index and mask. `load` and `store` touch memory and
-# carry the mask of the moment. `op` makes an operation, unless its result is known already. If all operands are
-# constants, it is computed now, by the same PyTorch function that a kernel would imitate; and arithmetic on
-# indices stays an index expression, so that it can be simplified. A load that is not done gives 0, which is no divisor of integers:
-# where the mask is false they are divided by 1. `between` asks the bounds of chapter 1 which
-# half of a border test is needed at all.
+#     cast(x, bfloat16, float32)                 round_to(x, bfloat16)
+#     cast(x, float32, float16)                  x
+#     cast(i, int64, bfloat16)                   round_to(to_dtype(index(i)), bfloat16)
+#     cast(constant(0.1), float32, float16)      constant(0.0999755859375)
+#
+# The second row is right only because the store of a float16 buffer rounds.
 
 # %%
-class Builder(Values):
-    """Collects the body of one loop."""
-
-    def __init__(self):
-        super().__init__()
-        self.memo: dict[tuple, Value] = {}
-        self.mask: Value | None = None
-        self.outside: list[Value | None] = []         # the masks around it
+class Leaves(Values):
+    """Makes what a body begins with, and converts it."""
 
     def constant(self, value, dtype: torch.dtype) -> Value:
         return self.make("constant", (typed(value, dtype),), dtype)
@@ -177,6 +169,127 @@ class Builder(Values):
     def number(self, symbol: Symbol, dtype: torch.dtype) -> Value:
         """A float argument of the kernel."""
         return self.to_dtype(self.make("index", (symbol.expr,), torch.float64), dtype)
+
+    def to_dtype(self, x: Value, dtype: torch.dtype) -> Value:
+        if x.dtype == dtype:
+            return x
+        if x.constant is not None and abs(x.constant) < 2**31:    # not nan; extreme values are cast at run time
+            return self.constant(torch.tensor(x.constant, dtype=x.dtype).to(dtype).item(), dtype)
+        return self.make("to_dtype", (x,), dtype)
+
+    def round_to(self, x: Value, dtype: torch.dtype) -> Value:
+        """`x` rounded to a half type and kept as float32. Whether there is anything to round is known only when
+        values are linked (chapter 8): what is loaded here may then be a value that was never in memory."""
+        if x.constant is not None:
+            return self.constant(nearest(x.constant, dtype), torch.float32)
+        return x if x.op == "round_to" and x.args[1] == dtype else self.make("round_to", (x, dtype), torch.float32)
+
+    def cast(self, x: Value, source: torch.dtype, target: torch.dtype) -> Value:
+        """An element of a tensor of dtype `source` as one of `target`, as a body holds it."""
+        if source in HALF and target != source:
+            x = self.round_to(x, source)
+        value = self.to_dtype(x, compute_dtype(target))
+        wide = not source.is_floating_point and source.itemsize > 1 or value.constant is not None
+        return self.round_to(value, target) if wide and target in HALF and source != target else value
+
+
+# %% [markdown]
+# ## Operations
+#
+# `op` asks three questions before it makes a value. Are all operands constants? Then the result is one, computed by the PyTorch
+# function that a kernel would imitate. Is one of them neutral, as the 1 of a product or the `True` of an `and`? Then the other is
+# the result. Is this arithmetic on indices? Then the result stays an index expression, if chapter 1 can say it as one:
+#
+#     op("mul", constant(2.0), constant(0.25))   constant(0.5)
+#     op("mul", x, constant(1.0))                x
+#     op("add", index(i), index(i))              index(2*i)
+#     op("ge", index(i), constant(0))            constant(True)
+#     op("floordiv", index(i - 4), constant(3))  floordiv(index(i - 4), constant(3))
+#     between(0, i - 1, 8)                       ge(index(i - 1), constant(0))
+#     between(0, i, 9)                           constant(True)
+#
+# Here `i < 9`. The quotient is made as a value, since `i - 4` may be negative, where the division of index expressions is not
+# that of integers. `between` is the test at a border, and asks the bounds of chapter 1 which half of it is needed at all.
+#
+# `mask` is the condition under which what is written at the moment is evaluated, or None (the next section sets it). Loads under a
+# mask give 0 where they are not done, and no integer may be divided by that: there the divisor is 1.
+
+# %%
+class Operations(Leaves):
+    """Makes scalar operations, as far as their results are not known."""
+
+    mask: Value | None = None
+
+    def op(self, name: str, *args: Value, dtype: torch.dtype | None = None) -> Value:
+        """A scalar operation. Operands of arithmetic share a dtype, which is the result's unless given;
+        comparisons and predicates give bool."""
+        dtype = dtype or (torch.bool if name in PREDICATES else args[0].dtype)
+        if name in DIVISIONS and self.mask is not None and not dtype.is_floating_point and not args[1].constant:
+            args = args[0], self.where(self.mask, args[1], self.constant(1, dtype))
+        known = self.of_constants(name, args, dtype) if name in FOLDED else None
+        if known is None and name in ON_INDEX and args[0].dtype is torch.int64:
+            known = self.of_indices(name, args, dtype)
+        return self.make(name, args, dtype) if known is None else known
+
+    def of_constants(self, name: str, args: tuple[Value, ...], dtype: torch.dtype) -> Value | None:
+        """The result that constants among the operands decide."""
+        values = [a.constant for a in args]
+        if None not in values:
+            tensors = [torch.tensor(v, dtype=a.dtype) for v, a in zip(values, args)]
+            return self.constant(SCALAR[name](*tensors).item(), dtype)
+        if name == "logical_and" and any(v is True for v in values):
+            return args[0] if values[1] is True else args[1]
+        if name == "mul" and any(v == 1 for v in values if v is not None):
+            return args[0] if values[1] == 1 else args[1]
+
+    def of_indices(self, name: str, args: tuple[Value, ...], dtype: torch.dtype) -> Value | None:
+        """The result as an index expression, or as the answer that bounds give to a comparison."""
+        exprs = [as_index(a) for a in args]
+        known = ON_INDEX[name](*exprs) if None not in exprs else None
+        if known is not None:
+            return self.constant(known, dtype) if dtype is torch.bool else self.index(known)
+
+    def where(self, condition: Value, a: Value, b: Value) -> Value:
+        known = condition.constant
+        if known is not None or a is b:
+            return a if known or a is b else b
+        return self.make("where", (condition, a, b), a.dtype)
+
+    def between(self, low: Int, expr: Int, high: Int) -> Value:
+        """`low <= expr < high` as a bool; the halves that hold for every index are left out."""
+        condition = self.constant(True, torch.bool)
+        if not provably_nonnegative(expr - low):
+            condition = self.op("ge", self.index(expr), self.index(low))
+        if not provably_less(expr, high):
+            condition = self.op("logical_and", condition, self.op("lt", self.index(expr), self.index(high)))
+        return condition
+
+
+# %% [markdown]
+# ## The builder
+#
+# What is left touches memory. Padding, `cat` and partial blocks of a split reduction read operands at indices that may lie
+# outside; inside `with b.masked(condition)` every load and store carries the condition and is not done where it is false. A
+# condition inside of another is joined to it with `and`; `outside` keeps the masks around the present one.
+#
+# `read` is the entrance for lazy tensors: it evaluates the operand's element function at an index. `memo` remembers which operand
+# was evaluated at which index, and under which mask. Sharing values alone would give a small body but take exponential time to
+# find it: a chain of thirty `y = y * y` would visit a billion paths. What was evaluated outside of a mask holds inside it too, so
+# `read` looks there as well: each write into a part of a tensor reads the tensor before it twice, once where it is kept and once,
+# under a mask, where it is written.
+#
+# `load` and `store` bring their index into normal form. `indirect` is how data becomes a position, as in an embedding: it binds
+# an integer value to a symbol that indices may mention. A negative index counts from the end, so a value that may be negative goes
+# through a `where`, and where the mask is false the position is 0, which is always in range.
+
+# %%
+class Builder(Operations):
+    """Collects the body of one loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.memo: dict[tuple, Value] = {}
+        self.outside: list[Value | None] = []         # the masks around the present one
 
     def read(self, x, index: tuple) -> Value:
         """The element of the lazy tensor `x` at `index`; float32 for half types."""
@@ -194,67 +307,6 @@ class Builder(Values):
 
     def store(self, buffer: str, index: Int, value: Value, mode: str | None = None) -> None:
         self.write(buffer, normal(as_expr(index)), self.mask, value, mode)
-
-    def to_dtype(self, x: Value, dtype: torch.dtype) -> Value:
-        if x.dtype == dtype:
-            return x
-        if x.constant is not None and abs(x.constant) < 2**31:    # not nan; extreme values are cast at run time
-            return self.constant(torch.tensor(x.constant, dtype=x.dtype).to(dtype).item(), dtype)
-        return self.make("to_dtype", (x,), dtype)
-
-    def op(self, name: str, *args: Value, dtype: torch.dtype | None = None) -> Value:
-        """A scalar operation. Operands of arithmetic share a dtype, which is the result's unless given;
-        comparisons and predicates give bool."""
-        dtype = dtype or (torch.bool if name in PREDICATES else args[0].dtype)
-        if name in DIVISIONS and self.mask is not None and not dtype.is_floating_point and not args[1].constant:
-            args = args[0], self.where(self.mask, args[1], self.constant(1, dtype))
-        if name in FOLDED:
-            values = [a.constant for a in args]
-            if None not in values:
-                tensors = [torch.tensor(v, dtype=a.dtype) for v, a in zip(values, args)]
-                return self.constant(SCALAR[name](*tensors).item(), dtype)
-            if name == "logical_and" and any(v is True for v in values):
-                return args[0] if values[1] is True else args[1]
-            if name == "mul" and any(v == 1 for v in values if v is not None):
-                return args[0] if values[1] == 1 else args[1]
-        if name in ON_INDEX and args[0].dtype is torch.int64:
-            exprs = [as_index(a) for a in args]
-            known = ON_INDEX[name](*exprs) if None not in exprs else None
-            if known is not None:
-                return self.constant(known, dtype) if dtype is torch.bool else self.index(known)
-        return self.make(name, args, dtype)
-
-    def where(self, condition: Value, a: Value, b: Value) -> Value:
-        known = condition.constant
-        if known is not None or a is b:
-            return a if known or a is b else b
-        return self.make("where", (condition, a, b), a.dtype)
-
-    def round_to(self, x: Value, dtype: torch.dtype) -> Value:
-        """`x` rounded to a half type and kept as float32. Whether there is anything to round is known only when
-        values are linked (chapter 8): what is loaded here may then be a value that was never in memory."""
-        if x.constant is not None:
-            return self.constant(nearest(x.constant, dtype), torch.float32)
-        return x if x.op == "round_to" and x.args[1] == dtype else self.make("round_to", (x, dtype), torch.float32)
-
-    def cast(self, x: Value, source: torch.dtype, target: torch.dtype) -> Value:
-        """An element of a tensor of dtype `source` as one of `target`, as a body holds it. A half value that becomes
-        another dtype becomes what memory would have held: `hi = x.bfloat16(); lo = x - hi.float()` is not 0. So does an
-        integer that becomes a half value: the sine of 1001 is not that of 1000, which bfloat16 has. And so does a constant."""
-        if source in HALF and target != source:
-            x = self.round_to(x, source)
-        value = self.to_dtype(x, compute_dtype(target))
-        wide = not source.is_floating_point and source.itemsize > 1 or value.constant is not None
-        return self.round_to(value, target) if wide and target in HALF and source != target else value
-
-    def between(self, low: Int, expr: Int, high: Int) -> Value:
-        """`low <= expr < high` as a bool; the halves that hold for every index are left out."""
-        condition = self.constant(True, torch.bool)
-        if not provably_nonnegative(expr - low):
-            condition = self.op("ge", self.index(expr), self.index(low))
-        if not provably_less(expr, high):
-            condition = self.op("logical_and", condition, self.op("lt", self.index(expr), self.index(high)))
-        return condition
 
     @contextmanager
     def masked(self, condition: Value):
@@ -297,9 +349,7 @@ class Builder(Values):
 
 
 # %% [markdown]
-# `indirect` above is how data becomes a position, as in an embedding. A negative index counts from the end, so a
-# value that may be negative goes through a `where`. These two functions find out when that can be left away: the
-# value is an index expression after all, or it cannot be negative.
+# Two questions about a value that is to become a position: is it an index expression after all, and can it be negative?
 
 # %%
 def as_index(value: Value) -> Int | None:
