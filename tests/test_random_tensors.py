@@ -187,6 +187,7 @@ LEFT_OPEN = {                       # input, function, another right answer, a w
                                            "out + float('nan')", "out + 1j"),
     "a cast of what is too large": ("torch.tensor([1e8, 2.0])", "(h := x.half()) - h + x.isfinite()", "out.nan_to_num(1.0)", "out + 1"),
     "a sum of what cancels": ("(y := torch.linspace(0.1, 3, 37), torch.cat([y, -y.roll(5)]))[1]", "x.sum() == 0", "out ^ True", "out * 1"),
+    "an exp below the normal numbers": ("torch.full((3,), -87.5)", "torch.nn.functional.mish(x)", "out * 0", "out - 1e-35"),
 }
 
 
@@ -358,6 +359,14 @@ def test_what_a_checkpoint_makes_of_a_write_to_its_inputs_is_not_compared():
         assert compare.agrees_without_checkpoints(code, shot, 1, False) is right
     refused = compare.execute(code, lambda f: lambda x, b: ((x * b), b.mul_(3))[0], words=False)[1]
     assert refused[0].startswith("backward raised") and compare.agrees_without_checkpoints(code, refused, 1, False)
+
+
+def test_an_assertion_in_a_backward_pass_is_an_outcome():
+    """A checkpoint has some."""
+    code = compile("import torch\nclass Asserts(torch.autograd.Function):\n    forward = staticmethod(lambda ctx, x: x * 2)\n"
+                   "    @staticmethod\n    def backward(ctx, g):\n        raise AssertionError('never')\n"
+                   "def drive(compile_, call):\n    call(compile_(Asserts.apply), torch.ones(2, requires_grad=True))", "<planted>", "exec")
+    assert compare.execute(code, lambda f: f, words=False)[1][0] == "backward raised never"
 
 
 def test_an_error_of_ours_passes_only_where_eager_has_one():
