@@ -207,7 +207,7 @@ print(print_graph(made.gm))
 # results is followed by a `getitem` node, whose index becomes a part of the step (`made_by` gives the operator and the
 # index). An operator that writes returns the tensor that it was given, so it adds no step:
 #
-# %show minicompile.ch05_autograd.joint.view_chain
+# %show minicompile.ch05_autograd.output_plan.view_chain
 #
 # ## Programs that write
 #

@@ -33,7 +33,8 @@ from torch.utils import _pytree as pytree
 from . import logs
 from .ch01_graphs.graph import eager_callable
 from .ch05_autograd.callables import interpret_aten
-from .ch05_autograd.joint import Joint, computes
+from .ch05_autograd.joint import Joint
+from .ch05_autograd.output_plan import computes
 from .ch05_autograd.runtime import compile_training
 from .ch06_decompositions.decompose import decompose
 from .ch07_loops.lower import lower

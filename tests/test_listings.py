@@ -591,6 +591,29 @@ def outputs():
     return inspect.getsource(overlapping) + "\n".join(map(str, trace_joint(gm, fakes_of(gm)).recipes))
 
 
+def alone(x):
+    return (x + 1).t()
+
+
+def both(x):
+    y = x + 1
+    return y, y.t()
+
+
+def handed_out(x):
+    return x.t(), x.data
+
+
+def who_sees():
+    rows = []
+    for f in alone, both, handed_out:
+        given = f, torch.ones(4, 4, requires_grad=True)
+        [gm] = captured(*given).graphs
+        recipes = trace_joint(gm, fakes_of(gm)).recipes
+        rows += [inspect.getsource(f), *map(str, recipes)]
+    return "\n".join(rows)
+
+
 def slope(x, w):
     y = torch.tanh(x @ w)
     return y.sum()
@@ -819,6 +842,7 @@ LISTINGS = {
     "ch05_autograd/cleanup.py": cleaned,
     "ch05_autograd/functionalize.py": without_writes,
     "ch05_autograd/outputs.py": outputs,
+    "ch05_autograd/output_plan.py": who_sees,
     "ch05_autograd/partition.py": priced,
     "ch06_decompositions/__init__.py": lambda: graphs(recorded(64), graph_of(*CENTRED)),
     "ch06_decompositions/decompose.py": lambda: print_graph(graph_of(lambda x: F.gelu(x).sum(1), torch.ones(4, 8).bfloat16())),

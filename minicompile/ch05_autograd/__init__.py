@@ -51,11 +51,12 @@
 #
 # 1. `aliases.py`: tensors that share memory; `schemas.py`: what an operator writes; `functionalize.py`: a graph in which
 #    nothing is written;
-# 2. `joint.py`: forward and backward, recorded in one graph; `registered.py`: derivatives that ask for numbers, which cannot be recorded;
+# 2. `joint.py`: forward and backward, recorded in one graph; `output_plan.py`: of which of its results each output is made;
+#    `registered.py`: derivatives that ask for numbers, which cannot be recorded;
 #    `cleanup.py`: what of it is dead or computed twice;
 # 3. `partition.py`: what to save and what to compute again, as a minimum cut; `maxflow.py`: the algorithm behind it;
-# 4. `region.py`: the two halves as one node of the engine; `outputs.py`: what the caller gets; `callables.py`: the state around
-#    compiled code; `undefined.py`: gradients that never arrive;
+# 4. `region.py`: the two halves as one node of the engine; `outputs.py`: what the caller gets, made by recipes; `callables.py`: the
+#    state around compiled code; `undefined.py`: gradients that never arrive;
 # 5. `second.py`: derivatives of derivatives;
 # 6. `runtime.py`: the stage, which calls all of this in order.
 

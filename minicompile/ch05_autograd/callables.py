@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from ..ch01_graphs.graph import interpret
-from .joint import view_chain
+from .output_plan import view_chain
 
 aten = torch.ops.aten
 

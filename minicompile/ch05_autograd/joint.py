@@ -17,7 +17,6 @@
 #     return y, mm(t(x), g)              and the gradient of w
 
 # %%
-import operator
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable, Sequence
@@ -31,66 +30,27 @@ from ..ch01_graphs.fake import Enter, FakeTensor, fake_like, storage_key
 from ..ch01_graphs.floats import NAMESPACE, Float, float_text, free_names
 from ..ch01_graphs.graph import history_of, raise_kept_errors
 from ..ch01_graphs.layouts import each_has_its_place, is_window, length_of
-from ..ch01_graphs.operators import owner_of
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr
 from ..ch01_graphs.trace import Recorder, backward_state, run_recorded
 from ..errors import Unsupported
-from .aliases import GraphBuilder, Step, append_call, emit_step, restride, viewed_argument
+from .aliases import GraphBuilder, append_call, emit_step, restride
 from .cleanup import clean
 from .functionalize import append_mutations, functionalize_with_mutations
+from .output_plan import OutputPlan, computes, places_of, view_chain
 from .registered import calls_operators_of
-from .schemas import is_mutable
 from .undefined import ZEROS
 
 aten = torch.ops.aten
 
 # %% [markdown]
-# ## What the caller gets
+# ## What a recording is
 #
-# A compiled graph computes fresh tensors. Eager programs also return their inputs, views of their inputs,
-# and several views of one tensor, and what the caller does next may depend on it: writing to one shows in
-# the other, and gradients flow through the view. So each output of the program has a *recipe*, carried out
-# outside the compiled code by ordinary PyTorch:
-#
-# - `Constant`: a Python value, or a size computed from the inputs' sizes;
-# - `Result(k)`: the k-th tensor that the compiled graph returns;
-# - `Input(i)`: that input, unchanged as an object;
-# - `Owner(k)`: the k-th of the detached tensors that several outputs are, or are views of, each with a recipe of its own;
-# - `ViewOf(of, steps, detach, no_grad, apart)`: view operators applied to one of these again. A view that is taken
-#   while gradients are off does not lead them back, and yet says that it requires them. `x.data` is detached and
-#   counts its versions apart from `x`, so that autograd does not hear of what the caller writes to it.
+# A `Joint` is the graph, and what one has to know to cut it, to run it and to hand out what it returns. How the outputs of the
+# program are made of the graph's results is planned by `output_plan.py`; the fields of which a comment says "see" have a
+# function of that name below.
 
 # %%
-@dataclass
-class Constant:
-    value: Any
-
-
-@dataclass
-class Result:
-    index: int
-
-
-@dataclass
-class Input:
-    index: int
-
-
-@dataclass
-class Owner:
-    index: int
-
-
-@dataclass
-class ViewOf:
-    of: Result | Input | Owner
-    steps: list[Step]
-    detach: bool
-    no_grad: bool
-    apart: bool = False
-
-
 @dataclass
 class Joint:
     """The traced program. `gm` returns, in this order: results, new values of `written` inputs, gradients.
@@ -116,171 +76,6 @@ class Joint:
     reached: list[set[int]] = field(default_factory=list)   # of each gradient the tangents that lead to it in eager
     memories: list = field(default_factory=list)            # of each gradient the memory that it lies in, in eager
     calls: int = 0                  # of operators, but for views, that eager makes in forward and backward
-
-# %% [markdown]
-# ## Following views back
-#
-# Each tensor of the recording descends from a *root*, a graph input or the result of an operator that
-# allocates, by view steps. In-place operators return the tensor they were given, which is no step.
-
-# %%
-def view_chain(node: fx.Node, lent: dict | None = None) -> tuple[fx.Node, list[Step]]:
-    """The root whose memory `node` shows, and the views that lead from the root to it. lent: for further nodes, as in `viewed_argument`,
-    one for each that they are results of."""
-    steps: list[Step] = []
-    while (base := viewed_by(node, lent)) is not None:
-        source, index = made_by(node)
-        if not is_mutable(source.target):
-            steps.append(Step(source.target, source.args[1:], source.kwargs, index))
-        node = base
-    return node, steps[::-1]
-
-
-def viewed_by(node: fx.Node, lent: dict | None = None) -> fx.Node | None:
-    """The node whose memory `node` shows, one step back; None for a root."""
-    source, _ = made_by(node)
-    if source.op != "call_function" or not isinstance(source.target, torch._ops.OpOverload) or not isinstance(node.meta["val"], FakeTensor):
-        return None
-    return viewed_argument(source, node.meta["val"], None if lent is None else lent.setdefault(source, {}))
-
-
-def made_by(node: fx.Node) -> tuple[fx.Node, int | None]:
-    """The call that made the value of `node`, and which of its several results this is."""
-    return node.args if node.target is operator.getitem else (node, None)
-
-
-def computes(node: fx.Node) -> bool:
-    """Whether `node` is a call that is no view, and takes no item of several results."""
-    if node.op != "call_function" or node.target is operator.getitem:
-        return False
-    return isinstance(node.target, torch._ops.OpOverload) and is_mutable(node.target) or viewed_by(node) is None
-
-
-# %% [markdown]
-# Why does this matter? An output that is a view of an input has to be a view of *that* tensor when the compiled
-# function returns, since the program may write to one and look at the other. A compiled graph returns new tensors.
-# So such an output is not returned by the graph at all. What is returned is a *recipe*: take input 2, transpose
-# it, take row 3. The recipe is carried out on the real tensor after the graph has run. This is right only if the
-# views have the gradient that eager's have, which is not so if a function of the program with a backward of its
-# own stands between.
-
-# %%
-def has_own_gradient(view, source) -> bool:
-    """Is there an autograd function of the program between a view and its source, or a view taken while
-    gradients were off? Then repeating the view operators outside of the graph would give another gradient."""
-    node, end = view.grad_fn, torch.autograd.graph.get_gradient_edge(source).node if source.requires_grad else None
-    while node is not None and node is not end:
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return True
-        node = node.next_functions[0][0] if node.next_functions else None
-    return node is not end
-
-
-# %% [markdown]
-# What `x.data` gives has the memory of `x` as well, and a version counter of its own. In the recording both are one node, but of the fakes
-# one can ask whether a write to one is noticed by the other.
-
-# %%
-def counted_apart(view, source) -> bool:
-    """Does autograd not hear of a write to `view`, a tensor that has the memory of `source`?"""
-    if view is source or view.is_inference() or source.is_inference():
-        return False
-    before, known = view._version, source._version
-    torch.autograd.graph.increment_version(view)
-    apart = source._version == known
-    torch._C._autograd._unsafe_set_version_counter((view,), (before,))
-    return apart
-
-
-# %% [markdown]
-# `OutputPlan` writes the recipes. `members` groups the outputs by the root whose memory they show. If an output
-# is the only one of its root, and the root is no input, nobody can see that it is a view, so it is an ordinary
-# result. Otherwise the root itself becomes a result (or is the input), and each output is a list of view steps
-# from it. `detach` and `no_grad` say with which history the steps are to be repeated. Combinations that no recipe
-# can reproduce are refused with a reason, and the graph runs operator by operator.
-#
-# To autograd a view belongs to one tensor, its `_base`, and what is written to one of them gives a history to both. A detached alias of the
-# root is such an *owner*, too: where several outputs belong to one, it is made once, and they are views of it.
-
-# %%
-class OutputPlan:
-    """Recipes for the outputs of a recording (`recipe`), the fakes of the `results` and the recipes of the `owners` that they need.
-    position: of each input, by its placeholder."""
-
-    def __init__(self, recorder: Recorder, outputs: Sequence, entries: list, position: dict[fx.Node, int]):
-        self.recorder, self.position = recorder, position
-        self.results, self.owners, self.index_of = [], {}, {}
-        self.members: dict[fx.Node, dict[int, Any]] = {}
-        self.owned: dict[int, set[int]] = {}
-        for o in outputs:
-            if isinstance(o, FakeTensor):
-                self.members.setdefault(self.chain(o)[0], {})[id(o)] = o
-                self.owned.setdefault(id(owner_of(o)), set()).add(id(o))
-        self.sources = {root: entries[position[root]] if root in position else root.meta["val"] for root in self.members}
-        for root, views in self.members.items():
-            source, apart = self.sources[root], not any(o.requires_grad for o in views.values())
-            if source.requires_grad and len(views) > 1 and root not in position and apart:
-                self.sources[root] = source.detach()                # nobody differentiates it, or can any more
-
-    def chain(self, o) -> tuple[fx.Node, list[Step]]:
-        return view_chain(self.recorder.node_of(o))
-
-    def result(self, fake) -> Result:
-        self.index_of.setdefault(id(fake), len(self.results))
-        if self.index_of[id(fake)] == len(self.results):
-            self.results.append(fake)
-        return Result(self.index_of[id(fake)])
-
-    def recipe(self, o):
-        if not isinstance(o, FakeTensor):
-            return Constant(expr_of(o))
-        (root, steps), owner = self.chain(o), owner_of(o)
-        source = self.sources[root]
-        if not o.requires_grad and owner is not source and owner is not source._base and len(self.owned[id(owner)]) > 1:
-            of, before = self.owner(owner)
-            return of if o is owner else ViewOf(of, steps[before:], False, False)
-        return self.from_source(o, root, steps)
-
-    def owner(self, owner) -> tuple[Owner, int]:
-        """A detached alias of the root, and how many steps lead to it."""
-        root, steps = self.chain(owner)
-        if id(owner) not in self.owners:
-            self.owners[id(owner)] = self.from_source(owner, root, steps)
-        return Owner(list(self.owners).index(id(owner))), len(steps)
-
-    def from_source(self, o, root: fx.Node, steps: list[Step]):
-        source, known = self.sources[root], root in self.position
-        # Autograd remembers of what may not be written in place that it is one of several views that an operator gave, or of gradients off
-        marked = o.requires_grad and o._base is source and (any(step.index is not None for step in steps) or has_own_gradient(o, source))
-        apart = not o.requires_grad and counted_apart(o, source)
-        lazy = o.meta.is_conj() or o.meta.is_neg()          # which `numpy()` and `view_as_real` refuse
-        if not known and len(self.members[root]) == 1 and not marked and not lazy:
-            return ViewOf(self.result(o), [], False, False, apart) if apart else self.result(o)
-        if o.requires_grad and not source.requires_grad:
-            raise Unsupported("an output requires a gradient and the tensor it is a view of does not")
-        if o.requires_grad and o is not source and o._base is not source:
-            raise Unsupported("an in-place operation gave a detached alias of a tensor a gradient of its own")
-        no_grad = bool(steps) and o.requires_grad and o.grad_fn is None
-        if o.requires_grad and not no_grad and has_own_gradient(o, source):
-            raise Unsupported("an output is a view, and its gradient is not that of its view operators")
-        of = Input(self.position[root]) if known else self.result(source)
-        plain = not steps and (o is source or o.requires_grad)
-        elsewhere = o._base is not source and o._base is not source._base
-        detach = not steps or not o.requires_grad and (source.requires_grad or elsewhere)
-        if steps and o._base is None and not o.is_inference():      # what was detached at last is no view, of which a write would be known
-            steps, detach = [*steps, Step(aten.detach.default, (), {})], False
-        return of if plain else ViewOf(of, steps, detach, no_grad, apart)
-
-
-def places_of(recipes: list, outputs: Sequence) -> dict[int, tuple[int, bool]]:
-    """`Joint.places`."""
-    places = {}
-    for place, (recipe, o) in enumerate(zip(recipes, outputs)):
-        if isinstance(recipe, Result):
-            places[recipe.index] = place, False
-        elif isinstance(recipe, ViewOf) and isinstance(recipe.of, Result) and o.requires_grad:
-            places.setdefault(recipe.of.index, (place, True))
-    return places
 
 # %% [markdown]
 # ## Tracing

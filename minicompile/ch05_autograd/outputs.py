@@ -2,7 +2,7 @@
 # # Outputs
 #
 # A graph computes each tensor once, in memory of its own. What the caller gets may be several tensors in one memory, an input, or a
-# constant. So an output is made from what the graph computes by a *recipe* (`joint.py`). For
+# constant. So an output is made from what the graph computes by a *recipe* (`output_plan.py`). For
 #
 #     def overlapping(x):
 #         y = x * 2
@@ -26,7 +26,8 @@ import torch
 
 from ..ch01_graphs.layouts import flat_storage
 from .callables import with_grad_mode
-from .joint import Constant, Input, Joint, Owner, Result, ViewOf, depends_on_sizes, resolver
+from .joint import Joint, depends_on_sizes, resolver
+from .output_plan import Constant, Input, Owner, Result, ViewOf
 
 
 def complex_results(joint: Joint) -> list[int]:
