@@ -37,7 +37,7 @@ from .ch02_guards import cache as entries, codegen
 from .ch02_guards.guards import GuardSet
 from .ch02_guards.identity import full_name, strongly, weakly
 from .ch02_guards.sources import ComputedSource, LocalSource
-from .ch02_guards.torch_guards import TensorSpec
+from .ch02_guards.torch_guards import TensorSpec, is_transforming
 from .ch03_capture import hook
 from .ch03_capture.binding import SUSPENDS
 from .ch03_capture.capture import WORLD
@@ -294,7 +294,7 @@ def why_not_here() -> str | None:
         return "a mode of the program wants to see every operation. Leave the mode before the call"
     if torch.autograd.forward_ad._current_level >= 0:
         return "it runs under forward-mode differentiation. Leave the dual level before the call"
-    if torch._C._are_functorch_transforms_active():
+    if is_transforming():
         return ("it runs under torch.func.vmap, grad or another transform. Compile the function that applies "
                 "the transform")
     if _lock._is_owned():

@@ -30,6 +30,7 @@
 #                     and not (__function_modes()
 #                             or __dispatch_modes()
 #                             or __transforms()
+#                             or __included(__batching)
 #                             or __forward_ad._current_level >= 0)): raise __Miss
 #             __w = __stable()
 #             if __w is None: __w = __refresh(__stable, __stable_full, ())

@@ -277,12 +277,20 @@ def autocast_state() -> tuple:
                  for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
 
 
+BATCHING = torch._C._parse_dispatch_key("VmapMode")
+
+
+def is_transforming() -> bool:
+    """Inside of torch.func.vmap and its like, or of what `torch.autograd.grad(..., is_grads_batched=True)` batches with?"""
+    return torch._C._are_functorch_transforms_active() or torch._C._dispatch_tls_is_dispatch_key_included(BATCHING)
+
+
 def torch_function_state() -> tuple:
     """(torch functions enabled, TorchFunctionModes by device or class, number of TorchDispatchModes,
-    inside of torch.func.vmap and its like, inside of forward-mode differentiation)."""
+    inside of a transform, inside of forward-mode differentiation)."""
     modes = torch.overrides._get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
     return (torch._C._is_torch_function_enabled(), tuple(str(getattr(m, "device", type(m))) for m in modes),
-            torch._C._len_torch_dispatch_stack(), torch._C._are_functorch_transforms_active(),
+            torch._C._len_torch_dispatch_stack(), is_transforming(),
             torch.autograd.forward_ad._current_level >= 0)
 
 
@@ -318,6 +326,7 @@ GLOBAL_HOOKS = tuple(vars(torch.nn.modules.module)["_global" + name] for name in
 ASK = {"__any_autocast": torch._C._is_any_autocast_enabled, "__overrides": torch._C._is_torch_function_enabled,
        "__function_modes": torch._C._len_torch_function_stack, "__dispatch_modes": torch._C._len_torch_dispatch_stack,
        "__transforms": torch._C._are_functorch_transforms_active, "__forward_ad": torch.autograd.forward_ad,
+       "__included": torch._C._dispatch_tls_is_dispatch_key_included, "__batching": BATCHING,
        **{f"__hooks{i}": hooks for i, hooks in enumerate(GLOBAL_HOOKS)}}
 
 
@@ -350,7 +359,7 @@ state("AUTOCAST", autocast_state, lambda e: f"autocast is {short(e) if e else 'o
 state("TORCH_FUNCTION", torch_function_state, lambda e: "no mode sees operations" if e[0] and not any(e[1:]) else
       f"the modes that see operations are the same ({short(e)})", (True, (), 0, False, False),
       "__overrides() and not (__function_modes() or __dispatch_modes() or __transforms() "
-      "or __forward_ad._current_level >= 0)")
+      "or __included(__batching) or __forward_ad._current_level >= 0)")
 state("GLOBAL_HOOKS", global_hooks, lambda e: f"hooks of all modules are {short(e) if e else 'none'}", (),
       "not (__hooks0 or __hooks1 or __hooks2 or __hooks3)")
 

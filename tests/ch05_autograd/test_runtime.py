@@ -1489,3 +1489,26 @@ def test_what_is_handed_on_is_not_copied(name):
     y = minicompile.compile(HANDED_ON[name], backend="cpp")(a, b)
     g = torch.ones_like(y)
     assert {x.untyped_storage().data_ptr() for x in torch.autograd.grad(y, (a, b), g)} == {g.untyped_storage().data_ptr()}
+
+
+@pytest.mark.parametrize("backend", ["eager", "cpp"])
+def test_what_is_called_on_batches_of_gradients_was_not_compiled_for_them(backend):
+    """Their sizes are those of one gradient, and their memory cannot be asked for."""
+    @minicompile.compile(backend=backend)
+    def scaled(g, x):
+        return (g * x).sin() * x
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, g):
+            return scaled(g, *ctx.saved_tensors)
+    x, rows = torch.arange(3., requires_grad=True), torch.randn(2, 3)
+    y = Square.apply(x)
+    one_by_one = [torch.autograd.grad(y, x, row, retain_graph=True)[0] for row in rows]
+    assert torch.equal(torch.autograd.grad(y, x, rows, retain_graph=True, is_grads_batched=True)[0], torch.stack(one_by_one))
+    assert torch.equal(torch.autograd.grad(y, x, rows[0])[0], one_by_one[0])
