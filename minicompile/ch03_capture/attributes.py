@@ -211,6 +211,10 @@ def found_attribute(tx, obj, name):
     return instance_attribute(tx, obj, name, lookup(obj.cls, name))
 
 
+# A guard must not read these, which runs hooks of the program: what a checkpoint has saved can be read only once
+UNPACKED = ("saved_tensors", "saved_variables", "_saved_")
+
+
 def instance_attribute(tx, obj, name, found):
     real, kind = obj.real, type(found)
     at = part(AttrSource, obj.source, name)
@@ -220,6 +224,8 @@ def instance_attribute(tx, obj, name, found):
     if is_property(found):
         return bind_attribute(tx, obj, name, found)
     if kind in (types.MemberDescriptorType, types.GetSetDescriptorType) and name != "__dict__":
+        if name.startswith(UNPACKED) and isinstance(real, torch.autograd.graph.Node):
+            unsupported(tx, f"reading {name} of {obj.cls.__name__}, which runs the hooks that they were saved with")
         return empty_slot(tx, obj, name) if real is None or slot_is_empty(real, name) else \
             wrap(tx, slot(real, name), part(SlotSource, obj.source, name) if runs else at)
     if name == "__dict__" and (obj.cls.__dictoffset__ if real is None else own_fields(real) is not None):

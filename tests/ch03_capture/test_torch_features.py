@@ -3609,3 +3609,35 @@ def test_copies_keep_what_hangs_on_a_state_dict():
     (kept, copied), (kept_eagerly, copied_eagerly) = minicompile.compile(f, backend="eager")(nn.Linear(2, 2)), f(nn.Linear(2, 2))
     assert kept == kept_eagerly == [True, True, True, False]
     assert vars(copied) == vars(copied_eagerly)
+
+
+def test_what_was_saved_is_unpacked_as_often_as_the_program_reads_it():
+    unpacked = []
+
+    def unpack(saved):
+        unpacked.append(1)
+        return saved
+
+    def program(compile):
+        read, read_of_a_node = compile(lambda ctx: ctx.saved_tensors[0] * 2), compile(lambda node: node._saved_self * 2)
+
+        class Square(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return x * x
+
+            @staticmethod
+            def backward(ctx, g):
+                return g * read(ctx)
+        unpacked.clear()
+        for _ in range(3):
+            x = torch.arange(3., requires_grad=True)
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+                y = Square.apply(x) + x * x
+            read_of_a_node(y.grad_fn.next_functions[1][0])
+            y.sum().backward()
+        y = checkpoint(Square.apply, x, use_reentrant=False)
+        y.sum().backward()
+        return x.grad.tolist(), len(unpacked)
+    assert program(minicompile.compile) == program(lambda f: f)
