@@ -17,10 +17,8 @@
 import atexit
 import contextlib
 import functools
-import gc
 import inspect
 import os
-import signal
 import sys
 import threading
 import time
@@ -46,6 +44,7 @@ from .ch04_breaks.breaks import fullgraph_message
 from .ch04_breaks.resume import origin_of, original_code
 from .config import Config, config
 from .errors import GraphBreakError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported, marked
+from .interrupts import COMPILING, FINALIZE, comes_unasked, compiling, target_in_compiler
 from .learning import explain_miss, look_again
 from .stances import Context, current
 from .versions import FrameState, compile_frame, internal_error, model_of, name_of_code, states, warned, without_saved_tensor_hooks
@@ -99,6 +98,8 @@ EVALUATED = ("<module>", "__create_fn__", "__getattribute__", "__getattr__", "__
 
 def on_new_code(function, code, context):
     """Called by the hook. Answers the target for this code: False = never, None = as it is, or a callable."""
+    if context is COMPILING:
+        return target_in_compiler(code)
     try:
         return target_for(function, code, context)
     except Exception as error:
@@ -109,20 +110,11 @@ def on_new_code(function, code, context):
 CHECKPOINT = inspect.unwrap(torch.utils.checkpoint.checkpoint).__code__
 
 
-def arguments_of(code, values) -> tuple[tuple, dict]:
-    """(args, kwargs) that bind to these values of the parameters of `code`, which are in the frame's order."""
-    positional = code.co_argcount
-    named = code.co_varnames[positional:positional + code.co_kwonlyargcount]
-    rest = list(values[positional + len(named):])
-    args = (*values[:positional], *(rest.pop(0) if code.co_flags & inspect.CO_VARARGS else ()))
-    return args, {**dict(zip(named, values[positional:])), **(rest[0] if rest else {})}
-
-
 @marks.passed_over
 def checkpoint_uncompiled(function, *values):
     """`checkpoint(inner, ...)` that capture could not have as part of a graph. It runs `inner` now and again
     in backward, and compares what autograd saves: compiled now and not compiled then is an error."""
-    (inner, *args), kwargs = arguments_of(function.__code__, values)
+    (inner, *args), kwargs = hook.arguments_of(function.__code__, values)
     return hook.run(None, function, functools.partial(hook.run, None, inner), *args, **kwargs)
 
 
@@ -138,7 +130,7 @@ def running_in(context: Context | None):
     """A target that runs a frame, and all that it calls, in this context, or outside of the region."""
     @marks.passed_over
     def run(function, *values):
-        args, kwargs = arguments_of(function.__code__, values)
+        args, kwargs = hook.arguments_of(function.__code__, values)
         return hook.run(context, function, *args, **kwargs)
     return run
 
@@ -154,31 +146,7 @@ def cond_uncompiled(function, *values):
     return (true_fn if pred else false_fn)(*operands)
 
 
-INSTEAD = {CHECKPOINT: checkpoint_uncompiled, inspect.unwrap(torch.cond).__code__: cond_uncompiled}
-
-
-# %% [markdown]
-# Some functions are called by Python itself, in the middle of whatever runs at that moment: callbacks of the garbage collector, finalisers,
-# handlers of signals. They are no part of the compiled call that they interrupt, and few run there a second time, so they run outside of
-# the region, with all that they call. Weak references call C or, through `weakref.finalize`, a method that is known.
-
-# %%
-INSTEAD[weakref.finalize.__call__.__code__] = run_outside
-
-
-def comes_unasked(code) -> bool:
-    """Is this code called by Python when it comes to that, not by the program?"""
-    if code.co_name == "__del__":
-        return True
-    callbacks = (*gc.callbacks, *map(signal.getsignal, signal.valid_signals()), sys.unraisablehook)
-    return any(called_by(callback) is code for callback in callbacks)
-
-
-def called_by(callback):
-    """The code that runs when this is called; None if that is not Python's."""
-    callback = getattr(callback, "func", callback)                                  # of a `partial`
-    found = getattr(callback, "__func__", callback)
-    return getattr(found if hasattr(found, "__code__") else getattr(type(found), "__call__", None), "__code__", None)
+INSTEAD = {CHECKPOINT: checkpoint_uncompiled, inspect.unwrap(torch.cond).__code__: cond_uncompiled, FINALIZE: run_outside}
 
 
 # %% [markdown]
@@ -229,7 +197,8 @@ def file_of(function, code) -> str:
 # each entry asks first for the guard that has told such calls apart (`ask_first`). A few times that guard is chosen anew (`look_again`),
 # because the calls may differ in something else by then.
 #
-# Everything between the miss and the entry runs `outside_region`: the compiler is Python, too, and must not compile itself.
+# Everything between the miss and the entry runs in the region `COMPILING` (`interrupts.py`): the compiler is Python, too, and must not
+# compile itself.
 
 # %%
 LOOKS = (64, 512, 4096)          # beyond the recompile limit: numbers of calls at which it is looked again where they differ
@@ -245,7 +214,7 @@ def on_miss(state: FrameState, function, *args):
     if state.full and current.name == "default" and is_full(state, model_of(args)):
         state.missed += 1
         if state.missed in LOOKS and why_not_here() is None:
-            with hook.outside_region(), _lock, contextlib.suppress(Exception):
+            with compiling(), _lock, contextlib.suppress(Exception):
                 look_again(state, function, args)
         return EVALUATE
     if (obstacle := why_not_here()) is not None:
@@ -257,7 +226,7 @@ def on_miss(state: FrameState, function, *args):
     created = state.cache.created
     try:
         try:
-            with hook.outside_region(), without_saved_tensor_hooks(), _lock:
+            with without_saved_tensor_hooks() as hooks, compiling(hooks), _lock:
                 state.undo = undo
                 entry = made_meanwhile(state, created, function, args) or new_entry(state, function, args)
         finally:

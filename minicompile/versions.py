@@ -318,7 +318,7 @@ def without_saved_tensor_hooks():
         hooks.append(top)
         autograd._pop_saved_tensors_default_hooks()
     try:
-        yield
+        yield hooks[::-1]
     finally:
         for pack, unpack in reversed(hooks):
             autograd._push_saved_tensors_default_hooks(pack, unpack)

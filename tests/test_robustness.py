@@ -4,6 +4,7 @@ import cProfile
 import functools
 import gc
 import inspect
+import itertools
 import logging
 import os
 import pathlib
@@ -25,6 +26,7 @@ import torch.utils.checkpoint
 
 import minicompile
 from minicompile import driver, frames, logs
+from minicompile.ch01_graphs.fake import FakeTensor
 from minicompile.ch02_guards import codegen
 from minicompile.ch03_capture import capture, hook
 from minicompile.ch04_breaks import steps
@@ -294,8 +296,7 @@ def test_signals_at_any_moment():
             threads[-1].join(30)
             assert not threads[-1].is_alive(), "a lock is held for ever"
         assert results and torch.equal(inner(x), chain(x))
-        # Like every tensor operation in a handler, what it computed may belong to the trace it interrupted
-        assert all(torch.equal(r, chain(x)) for r in results if type(r) is torch.Tensor)
+        assert all(type(r) is torch.Tensor and torch.equal(r, chain(x)) for r in results)
         print("ok")
         """) == "ok\n"
 
@@ -1356,6 +1357,47 @@ def test_a_signal_handler_that_calls_compiled_code_while_it_is_compiled():
         minicompile.logs.watchers.remove(watch)
     torch.testing.assert_close(inside, [(torch.ones(3).sin() + 1, torch.ones(4).cos() * 2)])
     assert made.count("entry") == 1
+
+
+@pytest.mark.parametrize("kind", ["handler", "partial", "finaliser"])
+def test_what_python_calls_while_an_operator_is_traced_computes_as_in_eager(kind, monkeypatch):
+    """It comes below `no_grad`, autocast, the modes of the tracer and autograd, and sees nothing of them."""
+    w, net, seen, run, calls = torch.arange(8.0, requires_grad=True), torch.nn.Linear(8, 4), [], FakeTensor.run, itertools.count()
+    expected = net(w)
+
+    def handler(*_):
+        out = net(w)
+        gradient, = torch.autograd.grad(out.sum(), w)
+        seen.append((out, torch.ones(2) + 1, gradient, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+
+    class Dies:
+        __del__ = types.FunctionType(handler.__code__.replace(co_name="__del__"), globals(), None, None, handler.__closure__)
+
+    def interrupted(*args):
+        if next(calls) % 3:
+            Dies() if kind == "finaliser" else signal.raise_signal(signal.SIGUSR1)
+        return run(*args)
+
+    def program(x, m):
+        with torch.no_grad():
+            a = x.sin().sum()
+        with torch.autocast("cpu", torch.bfloat16):
+            b = m(x)
+        return torch.softmax(b.float(), -1) * a
+
+    old = signal.signal(signal.SIGUSR1, functools.partial(handler) if kind == "partial" else handler)
+    monkeypatch.setattr(FakeTensor, "run", interrupted)
+    try:
+        x, m = torch.ones(2, 8, requires_grad=True), torch.nn.Linear(8, 3)
+        out = minicompile.compile(program)(x, m)
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+        monkeypatch.undo()
+    torch.testing.assert_close(out, program(x, m))
+    assert len(seen) >= 3
+    for out, two, gradient, grad, autocast in seen:
+        assert {type(out), type(two), type(gradient)} == {torch.Tensor} and (grad, autocast) == (True, False)
+        assert torch.equal(out, expected) and two.tolist() == [2.0, 2.0] and torch.equal(gradient, net.weight.sum(0))
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])

@@ -44,6 +44,7 @@
 
 # %%
 import contextlib
+import inspect
 import os
 import sys
 import sysconfig
@@ -70,13 +71,22 @@ _known: dict = {}                                     # id(code) -> weak referen
 
 
 @contextlib.contextmanager
-def outside_region():
-    """Run the compiler itself outside of the region, so that its own frames are not captured."""
-    context = _c.set_region(None)
+def in_region(context):
+    """Inside, frames are those of this region. It has to be in another one, or the hook is not installed."""
+    context = _c.set_region(context)
     try:
-        yield context
+        yield
     finally:
         _c.set_region(context)
+
+
+def arguments_of(code, values) -> tuple[tuple, dict]:
+    """(args, kwargs) that bind to these values of the parameters of `code`, which are in the frame's order."""
+    positional = code.co_argcount
+    named = code.co_varnames[positional:positional + code.co_kwonlyargcount]
+    rest = list(values[positional + len(named):])
+    args = (*values[:positional], *(rest.pop(0) if code.co_flags & inspect.CO_VARARGS else ()))
+    return args, {**dict(zip(named, values[positional:])), **(rest[0] if rest else {})}
 
 
 # %% [markdown]

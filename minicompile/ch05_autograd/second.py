@@ -48,6 +48,7 @@ from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout, is_dense
 from ..ch01_graphs.trace import backward_pass, backward_state
 from ..ch03_capture import hook
 from ..errors import MinicompileError, Unsupported
+from ..interrupts import as_compiler
 from .cleanup import is_random
 from .joint import Joint
 
@@ -221,7 +222,7 @@ class Again:
         with self.lock:
             run = self.known.get(key)
             if run is None and len(self.known) < MOST:
-                run = self.known[key] = self.context.copy().run(self.build, absent, inputs, tangents)
+                run = self.known[key] = as_compiler(self.context.copy().run, self.build, absent, inputs, tangents)
         return (run or self.in_eager(absent))(*inputs, *tangents)
 
     @contextlib.contextmanager

@@ -1,0 +1,145 @@
+# %% [markdown]
+# # What Python calls by itself
+#
+# Some functions are called by Python, in the middle of whatever runs at that moment: callbacks of the garbage collector, finalisers,
+# handlers of signals. They are no part of the compiled call that they interrupt, and few run there a second time, so they run outside of
+# the region, with all that they call. Weak references call C or, through `weakref.finalize`, a method that is known.
+
+# %%
+import _signal  # `signal.getsignal` makes an enum of each handler, which takes a hundred times as long
+import contextlib
+import functools
+import gc
+import signal
+import sys
+import threading
+import weakref
+
+import torch
+
+from . import marks
+from .ch03_capture import hook
+
+FINALIZE = weakref.finalize.__call__.__code__
+
+
+def comes_unasked(code) -> bool:
+    """Is this code called by Python when it comes to that, not by the program?"""
+    if code.co_name == "__del__" or code is FINALIZE:
+        return True
+    callbacks = (*gc.callbacks, *map(_signal.getsignal, range(1, signal.NSIG)), sys.unraisablehook)
+    return any(called_by(callback) is code for callback in callbacks)
+
+
+def called_by(callback):
+    """The code that runs when this is called; None if that is not Python's."""
+    callback = getattr(callback, "func", callback)                                  # of a `partial`
+    found = getattr(callback, "__func__", callback)
+    return getattr(found if hasattr(found, "__code__") else getattr(type(found), "__call__", None), "__code__", None)
+
+
+# %% [markdown]
+# ## In the middle of a compilation
+#
+# The compiler is such a moment, too. While it traces, the thread is in modes that turn every tensor into a fake, and where the program has
+# been followed into a `torch.no_grad()`, gradients are off. A handler knows nothing of this: its tensors are the program's. So the
+# compiler runs in a region of its own, `COMPILING`, whose only targets are the functions above. The hook hands their frames to
+# `run_as_before`, which puts the thread into the state in which the compiler found it. PyTorch has no name for that state.
+# `ThreadState` has its parts, as far as a trace changes them.
+#
+# | what | how it is put back |
+# |---|---|
+# | dispatch modes, of which there were none | taken off |
+# | function modes: default devices | those on top of the program's are taken off |
+# | the sets of dispatch keys (below autograd, without Python, autocast or not) | a guard |
+# | whether functions ask for `__torch_function__`, gradients, inference mode | contexts |
+# | whether autocast is on, and in what dtype | set, and set again |
+# | hooks for saved tensors, which the compiler has taken off | put on |
+
+# %%
+AUTOCAST = ("cpu", "cuda")
+
+
+def autocast_states() -> list[tuple]:
+    return [(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in AUTOCAST]
+
+
+def set_autocast(states: list[tuple]) -> None:
+    for device, enabled, dtype in states:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+
+
+class ThreadState:
+    """What this thread is in. hooks: for saved tensors, outermost first, if they were taken off."""
+
+    def __init__(self, hooks=()):
+        self.hooks = hooks
+        self.grad, self.inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self.asks, self.depth = torch._C._is_torch_function_enabled(), torch._C._len_torch_function_stack()
+        self.keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+        self.autocast = autocast_states()
+
+    @contextlib.contextmanager
+    def again(self):
+        """Inside, the thread is in this state again."""
+        with contextlib.ExitStack() as stack:
+            while torch._C._len_torch_dispatch_stack():
+                stack.callback(torch._C._push_on_torch_dispatch_stack, torch._C._pop_torch_dispatch_stack(None))
+            while torch._C._len_torch_function_stack() > self.depth:
+                stack.callback(torch._C._push_on_torch_function_stack, torch._C._pop_torch_function_stack())
+            stack.callback(set_autocast, autocast_states())
+            set_autocast(self.autocast)
+            stack.enter_context(torch._C._ForceDispatchKeyGuard(*self.keys))
+            if self.inference != torch.is_inference_mode_enabled():
+                stack.enter_context(torch.inference_mode(self.inference))
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            if self.asks:
+                stack.enter_context(torch._C._EnableTorchFunction())
+            for pack, unpack in self.hooks:
+                torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+                stack.callback(torch._C._autograd._pop_saved_tensors_default_hooks)
+            yield
+
+
+# %% [markdown]
+# The hook has to be installed, or nobody sees those frames. Where a frame is compiled it is. What is compiled later, from within
+# `backward()`, is run by `as_compiler`, which installs it. A thread can be in several compilations, one inside of the other: a handler may
+# ask for a second derivative.
+
+# %%
+COMPILING = "the compiler"                       # a context, in which nothing is captured
+_found = threading.local()
+
+
+@contextlib.contextmanager
+def compiling(hooks=()):
+    """Inside, this thread compiles: what Python calls by itself finds it as it is now."""
+    outer, _found.state = getattr(_found, "state", None), ThreadState(hooks)
+    try:
+        with hook.in_region(COMPILING):
+            yield
+    finally:
+        _found.state = outer
+
+
+def as_compiler(function, *args):
+    with compiling():
+        return hook.run(COMPILING, function, *args)
+
+
+@functools.cache
+def is_of_library(filename: str) -> bool:
+    return hook.is_library_file(filename)
+
+
+def target_in_compiler(code):
+    """The target of code that runs while this thread compiles. Nearly all is the compiler's own, or PyTorch's, and is not asked further."""
+    return run_as_before if code is FINALIZE or not is_of_library(code.co_filename) and comes_unasked(code) else None
+
+
+@marks.passed_over
+def run_as_before(function, *values):
+    args, kwargs = hook.arguments_of(function.__code__, values)
+    with _found.state.again():
+        return hook.run(None, function, *args, **kwargs)
