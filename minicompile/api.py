@@ -318,10 +318,10 @@ def inmost(function):
 
 def reset() -> None:
     """Drop all compiled code and all decisions, as in a new process."""
-    from . import frames
+    from . import frames, limits
     from .driver import counters
     frames.hook.forget_all()
-    frames.alike.clear()
+    limits.alike.clear()
     contexts.clear()
     logs._warned.clear()
     counters.clear()

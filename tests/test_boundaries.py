@@ -10,7 +10,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "minicompile"
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export", "torch._decomp", "torch._refs",
              "torch._prims", "torch._prims_common", "torch._subclasses", "torch.fx.experimental", "torch.compile",
              "torch._higher_order_ops", "functorch", "torch._C._dynamo", "torch._C._functorch")
-ON_TOP = {"api", "backends", "driver", "frames", "learning", "topics", "versions", "__main__"}        # what no chapter may import
+ON_TOP = {"api", "backends", "driver", "frames", "learning", "limits", "topics", "versions", "__main__"}        # what no chapter may import
 LOOKS_FROM_OUTSIDE = ("tools", "bench")                                # what no part of the compiler may import
 MAY_IMPORT_TOOLS = ("tools/", "bench/", "__init__.py", "__main__.py")
 PEER_ALLOWED = ("bench/", "__main__.py", "tools/standin.py")                               # these run or replace the peer

@@ -8,6 +8,8 @@ import pathlib
 import re
 import sys
 import tempfile
+import warnings
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
@@ -536,6 +538,39 @@ def learned():
     return "\n".join(rows)
 
 
+def named(x, name, scale=None):
+    y = x + len(name)
+    return y if scale is None else y * scale
+
+
+def counted_by_pattern():
+    """How many calls of each kind have made a version, ran one, or ran eagerly."""
+    happened = Counter()
+
+    def backend(gm, example_inputs):
+        def run(*inputs):
+            happened["ran"] += 1
+            return gm.forward(*inputs)
+        happened["compiled"] += 1
+        return run
+
+    minicompile.reset()
+    f, rows, x = minicompile.compile(named, backend=backend), [inspect.getsource(named)], torch.ones(3)
+    names = ["n" * n for n in range(1, 10)]
+    for words, calls in (("eight names", [(x, name) for name in names[:8]]),
+                         ("the same with a scale", [(x, name, x) for name in names[:8]]),
+                         ("a ninth name", [(x, names[8])]), ("another call of it", [(x, names[8])]), ("the first name", [(x, names[0])])):
+        happened.clear()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for call in calls:
+                f(*call)
+        made, ran = happened["compiled"], happened["ran"]
+        done = f"{made} compiled" if made else "an existing version runs" if ran else "runs eagerly"
+        rows.append(f"{words:<26}{done}{', with a warning' if told else ''}")
+    return "\n".join(rows)
+
+
 def times(x, n):
     return torch.relu(x) * n
 
@@ -812,6 +847,7 @@ LISTINGS = {
     "backends.py": given_to_backends,
     "cache.py": sealed,
     "learning.py": learned,
+    "limits.py": counted_by_pattern,
     "stances.py": in_each_stance,
     "ch01_graphs/__init__.py": lambda: inspect.getsource(centred) + graphs(recorded(64), recorded(ShapeEnv().create(64))),
     "ch01_graphs/graph.py": traced_back,

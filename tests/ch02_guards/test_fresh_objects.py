@@ -36,7 +36,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import minicompile
-from minicompile import frames
+from minicompile import frames, limits
 from minicompile.ch02_guards.cache import MISSED, Entry, EntryCache, add_entry, drop_entries, search
 from minicompile.ch02_guards.guards import GuardSet
 from minicompile.ch03_capture import tracer
@@ -518,7 +518,7 @@ def architectures():
 def test_versions_of_models_that_are_gone_make_room(reset, monkeypatch, hurried):
     """A search for architectures: each is compiled, if the program does anything but compile."""
     if not hurried:
-        monkeypatch.setattr(frames, "time", types.SimpleNamespace(monotonic=lambda: time.monotonic() + 1e4))
+        monkeypatch.setattr(limits, "time", types.SimpleNamespace(monotonic=lambda: time.monotonic() + 1e4))
     graphs, x = [], torch.rand(2)
     backend = lambda gm, _: graphs.append(gm) or gm.forward                                          # noqa: E731
     with pytest.warns(match="compiled 64 times") if hurried else contextlib.nullcontext():
@@ -564,12 +564,12 @@ def made_by_exec(text="def made(x): return x * 2 + 1"):
 
 
 def test_code_of_ever_other_kinds_is_not_remembered_for_ever(reset, monkeypatch):
-    monkeypatch.setattr(frames, "MOST_KINDS", 10)
+    monkeypatch.setattr(limits, "MOST_KINDS", 10)
     for n in range(40):
         function = compile(f"def made(x): return x * {n} + 1", f"<cell {n}>", "exec")
         exec(function, namespace := {})
         assert minicompile.compile(namespace["made"], backend="eager")(torch.ones(2)).tolist() == [n + 1.0] * 2
-    assert len(frames.alike) <= 10
+    assert len(limits.alike) <= 10
     assert tracer.is_users.cache_info().maxsize and tracer.is_library.cache_info().maxsize
 
 
