@@ -69,6 +69,7 @@ class Joint:
     hidden: list[int] = field(default_factory=list)     # of those, the ones written through `.data` only
     symbols: dict[str, int] = field(default_factory=dict)   # the input that each size or float is
     exposed: set[str] = field(default_factory=set)      # placeholders that may be written before backward
+    writable: set[int] = field(default_factory=set)      # results that may be written before backward: eager has not saved them
     viewed: set[int] = field(default_factory=set)       # inputs, but for parameters, of which eager's derivatives have saved views only
     windows: set[int] = field(default_factory=set)      # results that are parts of larger memory in eager
     watched: dict[int, set[int]] = field(default_factory=dict)      # see `saved_after_writing`
@@ -188,6 +189,7 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
               and node.name not in parameters}
     joint = Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [], recipes,
                   places_of(recipes, outputs), list(plan.owners.values()), symbols=_symbols(entries), exposed=exposed, viewed=viewed,
+                  writable={i for i, t in enumerate(results) if storage_key(t) not in kept},
                   watched=watched, overlaps=overlaps, memories=[g if g is None else storage_key(g) for g in gradients],
                   calls=sum(map(computes, recorded.graph.nodes)))
     joint = _finish(recorded, joint, entries, returned)
@@ -199,8 +201,8 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
 # Between forward and backward the caller may write to what it gave. Eager notices if a derivative formula
 # has saved the tensor, and raises; if none has, all is well. Our backward may choose other values to start
 # from, and must not fail where eager does not: it needs a copy of an input that eager has not saved. (Not of
-# parameters. They change between steps, and copying them would cost.) What eager has saved can be read off
-# the nodes of its autograd graph.
+# parameters. They change between steps, and copying them would cost.) The same is true of results: the division of
+# `y = a @ b / w` saves both operands, and `y` may be written. What eager has saved can be read off the nodes of its autograd graph.
 #
 # What the program wrote into an input and a formula then saved, eager saves as that input. Our backward has
 # values of its own, which nobody can change, and yet must fail where eager does: such inputs are watched.

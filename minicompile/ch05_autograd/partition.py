@@ -456,7 +456,8 @@ class Partition:
 # `partition` asks for the cheapest set of values to save and builds two graphs around it. The forward graph
 # returns the program's results, and then whatever is computed and saved. A saved value that is simply an
 # input of the program need not be returned, since the caller has it. But an input that the caller could
-# overwrite before backward runs is not safe; of such an input a copy is returned (`clone`).
+# overwrite before backward runs is not safe; of such an input a copy is returned (`clone`). So is of a result that eager
+# has not saved, which therefore costs as much as a value that is not in memory.
 #
 # The backward graph begins with the saved values and the tangents as inputs. It is built backwards from
 # need: `bring` copies a node of the joint graph together with everything that it depends on and that is not
@@ -467,19 +468,27 @@ class Partition:
 # %%
 def partition(joint: Joint) -> Partition:
     halves = split_nodes(joint)
-    saved = choose_saved(joint, halves)
+    lent = {storage_key(halves.outputs[i].meta["val"]) for i in joint.writable if isinstance(halves.outputs[i], fx.Node)}
+
+    def price_here(node, joint, written):
+        return price(node, joint, written and not is_lent(node, lent))
+    saved = choose_saved(joint, halves, price_here)
     logs.tell("cut", joint=joint, halves=halves, saved=saved)
     inputs = [n for n in joint.gm.graph.nodes if n.op == "placeholder" and n not in halves.backward]
     if joint.symbols:       # every size goes to backward
         saved = [n for n in inputs if not isinstance(n.meta["val"], torch.Tensor) and n not in saved] + saved
     positions = [inputs.index(n) if n in inputs and is_safe(n, joint) else None for n in saved]
     computed = [n for n, p in zip(saved, positions) if p is None]
-    copied = [n for n in computed if n.op == "placeholder" and isinstance(n.meta["val"], torch.Tensor)]
-    return Partition(_forward_graph(joint, halves, inputs, computed),
+    copied = [n for n in computed if isinstance(n.meta["val"], torch.Tensor) and (n.op == "placeholder" or is_lent(n, lent))]
+    return Partition(_forward_graph(joint, halves, inputs, computed, copied),
                      _backward_graph(joint, halves, saved, copied), [n.name for n in saved], positions, joint.reached)
 
 
-def _forward_graph(joint, halves, inputs, computed) -> fx.GraphModule:
+def is_lent(node: fx.Node, lent: set[int]) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor) and storage_key(node.meta["val"]) in lent
+
+
+def _forward_graph(joint, halves, inputs, computed, copied) -> fx.GraphModule:
     graph, env = Graph(), {}
     wanted = with_ancestors([*inputs, *computed, *halves.forward])
     copies = []
@@ -491,7 +500,7 @@ def _forward_graph(joint, halves, inputs, computed) -> fx.GraphModule:
                 env[node] = copy_provenance(graph.node_copy(node, env.__getitem__), node)
     extra = []
     for node in computed:
-        if node.op == "placeholder":
+        if node in copied:
             form = {"memory_format": torch.preserve_format if is_dense(node.meta["val"])
                     else torch.contiguous_format}
             copy = graph.call_function(aten.clone.default, (env[node],), form)

@@ -21,6 +21,7 @@
 # end.
 
 # %%
+import functools
 from typing import Callable, Sequence
 
 import torch
@@ -97,6 +98,8 @@ def _direct(joint: Joint, compile_aten: Compile) -> Callable:
     leaves_history = getattr(compiled, "leaves_history", True)
     finish, complex_ones = build_finish(joint), complex_results(joint)
     nothing_computed = not joint.results and all(node.op != "call_function" for node in joint.gm.graph.nodes)
+    if not torch.is_grad_enabled() and not joint.written:       # the program itself enables gradients somewhere, maybe for a view
+        finish = functools.partial(with_grad_mode, True, finish)
 
     def run(*inputs):
         if nothing_computed:                                # only views of inputs

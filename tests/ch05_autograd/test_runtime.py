@@ -1512,3 +1512,47 @@ def test_what_is_called_on_batches_of_gradients_was_not_compiled_for_them(backen
     one_by_one = [torch.autograd.grad(y, x, row, retain_graph=True)[0] for row in rows]
     assert torch.equal(torch.autograd.grad(y, x, rows, retain_graph=True, is_grads_batched=True)[0], torch.stack(one_by_one))
     assert torch.equal(torch.autograd.grad(y, x, rows[0])[0], one_by_one[0])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_a_result_that_no_formula_has_saved_may_be_written(backend):
+    """Eager's division saves its operands. Ours may save the quotient, and of what it lent the caller a copy."""
+    def quotient(x, w):
+        return x @ x / w
+
+    def masked(a):                                          # a graph break, behind which the result is written
+        y = F.normalize(a.conj().neg().imag, dim=0)
+        y[y > 0] *= 0.5
+        return y * -2
+
+    def gradients(f, size, dtype, around):
+        torch.manual_seed(0)
+        leaves = [torch.randn(size, dtype=dtype).requires_grad_() for _ in range(f.__code__.co_argcount)]
+        y = around(compiled if compiled else f)(*leaves)
+        y.mul_(torch.arange(y.numel()).reshape(y.shape))
+        y.sum().backward()
+        return [t.grad for t in leaves]
+
+    def checkpointed(f):
+        return lambda *args: torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False)
+    for f, size, dtype in ((quotient, (3, 3), torch.float32), (masked, (1, 2, 2), torch.complex64)):
+        for around in (lambda f: f, checkpointed):
+            compiled = None
+            expected = gradients(f, size, dtype, around)
+            compiled = minicompile.compile(f, backend=backend)
+            for _ in range(2):
+                for a, b in zip(gradients(f, size, dtype, around), expected):
+                    torch.testing.assert_close(a, b)
+
+
+def test_a_view_behind_a_break_under_no_grad_has_its_history():
+    def f(x):
+        with torch.no_grad():
+            print(end="")
+            x[1:].mul_(0.5)
+        return x.squeeze(-1), x.detach()[1:]
+    x = torch.randn(6, 3).permute(1, 0).requires_grad_()
+    viewed, detached = minicompile.compile(f, backend="aot_eager")(x)
+    assert viewed.requires_grad and not viewed.is_leaf and not detached.requires_grad
+    viewed.sum().backward()
+    assert x.grad.equal(torch.ones(3, 6))
