@@ -50,6 +50,10 @@ def bias_gelu_residual(x, bias, residual):
     return F.gelu(x + bias) + residual
 
 
+def bytes_of_empty(x):
+    return x.view(torch.int8).view(torch.float32) + 1, x.view(torch.int16)
+
+
 def softmax_masked(x):
     mask = torch.tril(torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device))
     return F.softmax((x * 0.3).masked_fill(~mask, float("-inf")), dim=-1)
@@ -106,6 +110,7 @@ PROGRAMS = {
     "bias_gelu_residual": (bias_gelu_residual, lambda: [t(8, 33), t(33), t(8, 33)]),
     "broadcast_size_one": (bias_gelu_residual, lambda: [t(5, 1), t(7), t(1, 7)]),
     "empty": (bias_gelu_residual, lambda: [t(0, 33), t(33), t(0, 33)]),
+    "bytes_of_empty": (bytes_of_empty, lambda: [t(2, 0, grad=False)]),
     "softmax_masked": (softmax_masked, lambda: [t(2, 9, 9)]),
     "layer_norm_residual": (layer_norm_residual, lambda: [t(4, 5, 40), t(40), t(40)]),
     "cross_entropy": (cross_entropy, lambda: [t(12, 16), t(16, 10)]),

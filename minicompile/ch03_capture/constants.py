@@ -117,7 +117,15 @@ def constant_of(node, known: dict):
             args, kwargs = (torch.fx.node.map_aggregate(a, concrete) for a in (node.args, node.kwargs))
             function, args = function_and_rest(node.target, args)
             known[node] = function(*args, **kwargs)
+    if not is_normal(known[node]):
+        raise ValueError("another number where they are flushed to zero")
     return known[node]
+
+
+def is_normal(real) -> bool:
+    """Whether no number is so small that `torch.set_flush_denormal`, which nobody can ask about, makes it zero."""
+    numbers = real.flatten().tolist() if isinstance(real, torch.Tensor) else [real]
+    return not any(type(n) is float and 0 < abs(n) < torch.finfo(torch.float32).tiny for n in numbers)
 
 
 def is_only_read(node) -> bool:
@@ -149,7 +157,8 @@ def known_tensor(tensor: TensorVal) -> torch.Tensor | None:
 #
 # `as_number` and `as_item` are for those who need a number of Python, such as `int(t)` or a size: the first takes tensors without
 # dimensions, the second any with one element. `from_constants` is asked when an elementwise operation is recorded. If all its operands are
-# numbers, the result is a constant of the graph at once. An infinite one, or one that is not a number, is left to the graph.
+# numbers, the result is a constant of the graph at once. An infinite one, or one that is not a number, is left to the graph, and so is one
+# that a setting of the processor makes zero.
 
 # %%
 def as_number(value: AbstractValue) -> AbstractValue:
@@ -185,6 +194,7 @@ def from_constants(target, args, kwargs):
             args, kwargs = [concrete(v) for v in args], {k: concrete(v) for k, v in kwargs.items()}
             function, args = function_and_rest(target, args)
             real = function(*args, **kwargs)
+            normal = all(map(is_normal, (*args, *kwargs.values(), real)))
     except Exception:
         return None
-    return real if isinstance(real, torch.Tensor) and not real.is_complex() and bool(real.isfinite()) else None
+    return real if isinstance(real, torch.Tensor) and not real.is_complex() and bool(real.isfinite()) and normal else None

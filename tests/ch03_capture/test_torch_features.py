@@ -3304,6 +3304,19 @@ def test_numbers_that_are_tensors(backend):
     torch.testing.assert_close(numbers, tuple(map(torch.tensor, (3.5, 3.5, 3, float("inf")))))
 
 
+def test_numbers_that_may_be_flushed_to_zero_are_not_known():
+    def f(x):
+        return x * (torch.tensor(1e-40) * 1e38), x * float(torch.tensor(1e-30) * 1e-10 * 1e38)
+    compiled = minicompile.compile(f, backend="aot_eager")
+    try:
+        for flush in (False, True, False):
+            torch.set_flush_denormal(flush)
+            for a, b in zip(compiled(torch.ones(2)), f(torch.ones(2))):
+                assert a.equal(b)
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def test_numbers_that_are_written_are_not_known():
     def in_place(x):
         t = torch.tensor(2)
