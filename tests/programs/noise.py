@@ -152,6 +152,10 @@ class Noise(TorchDispatchMode):
         if func is torch.ops.aten.gelu.default and not kwargs:      # far below zero 1 + erf(x) is all rounding; of inf eager makes NaN
             x = args[0].float() if args[0].dtype in HALF else args[0]
             return (x * 0.5 * (1 + self.disturbed((x * 0.5 ** 0.5).erf()))).to(out.dtype)
+        if func is torch.ops.aten.gelu_backward.default and not kwargs:
+            x = args[1].float() if args[1].dtype in HALF else args[1]
+            slope = 0.5 * (1 + self.disturbed((x * 0.5 ** 0.5).erf())) + x * (-0.5 * x * x).exp() * (0.5 / torch.pi) ** 0.5
+            return torch.where(x.isfinite(), args[0] * slope, out).to(out.dtype)
         if func in SUMS and self.seed % 4 == 3 and args[0].is_floating_point() and not kwargs.get("dtype"):
             return func(args[0].double(), *args[1:], **kwargs).to(out.dtype)            # what cancels may do so without a rest
         if func is torch.ops.aten.var_mean.correction:              # of infinities eager makes NaN, or not, by where they stand
