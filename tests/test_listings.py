@@ -54,10 +54,12 @@ from minicompile.ch09_triton import launch
 from minicompile.ch09_triton.emit import emit_triton, plan
 from minicompile.ch10_cpp import nests
 from minicompile.ch10_cpp.emit import emit_cpp
+from minicompile.ch11_runtime.cudagraphs import GraphSet
 from minicompile.ch11_runtime.host import compile_schedule
 from minicompile.ch11_runtime.numbers import take_apart
 from minicompile.ch13_tuning import layouts
 from tests.pretended import moved
+from tests.recorders import FakeRecorder
 
 minicompile.config.raise_on_internal_error = False        # which _lib sets for the pages
 PACKAGE = pathlib.Path(minicompile.__file__).parent
@@ -417,6 +419,21 @@ def launched():
     table = kept.table(tuple(4096 * (n + 1) for n in range(kept.count))).view(kept.form.shape)
     rows += [f"{row[0]:<2}" + "".join(f"{n:>7}" for n in row[1:]) for row in (*kept.form.tolist(), *table.tolist())]
     return "\n".join([*rows, " ".join(map(str, kept.piece_of.tolist()))])
+
+
+def in_graphs():
+    """What a recorded function does in each of some calls."""
+    f = GraphSet(FakeRecorder()).wrap(lambda args: [args[0] * args[1] + args[2]])
+    w, last = torch.ones(3), torch.ones(3)
+    calls = [(torch.ones(3) * n, w, 1) for n in range(3)] + [(last, w, 2), (last, w, 2), (last, torch.ones(3) * 2, 2)]
+    rows = []
+    for words, args in zip(("x, w, 1", "another x, w, 1", "another x, w, 1", "x, w, 2", "x, w, 2", "another w"), calls):
+        before = dict(f.counts)
+        f([*args])
+        did, = [name for name in ("recorded", "replayed", "plain") if f.counts[name] > before[name]][:1]
+        there = f.recordings.get((args[2],))
+        rows.append(f"{words:<33}{did:<11}{there and f'reads {len(there.static)} in place, copies {len(there.copied)}' or ''}")
+    return "\n".join(rows)
 
 
 def planned():
@@ -901,6 +918,7 @@ LISTINGS = {
     "ch10_cpp/__init__.py": lambda: kernel(emit_cpp, *CENTRED),
     "ch10_cpp/nests.py": in_scopes,
     "ch11_runtime/__init__.py": host,
+    "ch11_runtime/cudagraphs.py": in_graphs,
     "ch11_runtime/host.py": host_of_a_layer,
     "ch11_runtime/numbers.py": apart,
     "ch12_training/__init__.py": trained,

@@ -146,21 +146,25 @@ class GraphSet:
 # %% [markdown]
 # ## A call
 #
-# The first call runs normally: kernels are still being compiled and tuned, libraries allocate workspaces.
-# The second is recorded. Numbers (dynamic sizes, floats that vary) are baked into a recording, so each
-# combination has its own; floats as text, since 0.0 equals -0.0, and nan differs from itself.
+# A `GraphedCallable` stands where the host program stood. The first call runs normally: kernels are still being compiled and
+# tuned, libraries allocate workspaces. The second is recorded, and from the third on the recording is replayed. Here one computes
+# `x * w + n`, and the table says what it did in each call, and how many of its inputs the recording finds in place:
 #
-# A `GraphedCallable` stands where the host program stood. For each combination of numbers among its
-# arguments (`key`) it is in one of three states: not seen, seen once, recorded. `with_graph` asks the
-# questions in their order. Without a recording, `start` runs the function or records it. With one, would a
-# replay disturb activations that somebody still needs (`must_run_plainly`)? Do all inputs that are read in
-# place lie where they lay? If both answers are right, the recording is replayed.
+#     x, w, 1                          plain
+#     another x, w, 1                  recorded   reads 1 in place, copies 1
+#     another x, w, 1                  replayed   reads 1 in place, copies 1
+#     x, w, 2                          plain
+#     x, w, 2                          recorded   reads 2 in place, copies 0
+#     another w                        plain
 #
-# An input is *static* if the same memory came in two calls in a row. For a backward graph the question is
-# another one: does its input lie in memory that the forward graph owns, or has found static? `relocated`
-# decides what to do about a static input that has moved. And there are limits to everything, beyond which
-# the graph is disabled with a reason: combinations of sizes, and recordings in all, because each of them
-# holds memory.
+# In the second call `w` came in the memory of the first, so it is *static*, and `x` did not. A number is baked into a recording, as
+# sizes are that vary, so each combination has a recording of its own. It is found by its `key`: the arguments that are no tensors,
+# floats as text, since 0.0 equals -0.0, and nan differs from itself. In the fifth call `x` has been the same twice.
+#
+# `__call__` sees to it that calls take turns; a finaliser or a signal handler that comes in between has the lock already, and runs
+# plainly. `with_graph` then asks the questions in their order. Is there a recording for these numbers? Would a
+# replay disturb activations that somebody still needs (`must_run_plainly`)? Is all that was lent back? Do all inputs that are read in
+# place lie where they lay? If all answers are right, the recording is replayed, behind whatever the last call left in its stream.
 
 # %%
 class GraphedCallable:
@@ -205,13 +209,13 @@ class GraphedCallable:
         key = tuple([a.hex() if type(a := args[i]) is float else a for i in self.numbers])
         recording = self.recordings.get(key)
         if recording is None:
-            return self.start(key, args)
+            return run_or_record(self, key, args)
         if self.must_run_plainly(args):
             return None
         if self.group.out and not self.group.was_returned():
-            return self.start(key, args)
+            return run_or_record(self, key, args)
         if not lie_at(args, recording.static, recording.addresses):
-            return self.relocated(key, args, recording)
+            return after_a_move(self, key, args, recording)
         return self.replay(recording, args)
 
     def replay(self, recording: Recording, args: list) -> list:
@@ -239,61 +243,86 @@ class GraphedCallable:
         self.disabled = reason
         logs.log("perf_hints", OFF, reason)
 
-    def start(self, key: tuple, args: list) -> list | None:
-        """First call of these sizes: run. Second: record."""
-        if not self.group.recorder.usable([a for a in args if isinstance(a, torch.Tensor)]):
-            return self.disable("not all inputs are on a GPU")
-        if self.must_run_plainly(args):
-            return None
-        if key not in self.seen:
-            if len(self.seen) >= MAX_KEYS:
-                return self.disable(f"more than {MAX_KEYS} combinations of sizes and numbers")
-            self.seen[key] = [(StorageWeakRef(a.untyped_storage()), a.data_ptr()) if isinstance(a, torch.Tensor) else None for a in args]
-            found = self.plain(args)
-            self.devices = devices_of(found)
-            self.given[key] = [isinstance(o, torch.Tensor) and o.layout is torch.strided and StorageWeakRef(o.untyped_storage())
-                               for o in found]
-            return found
-        if self.made >= MAX_RECORDINGS:
-            reason = f"{MAX_RECORDINGS} recordings were not enough for its sizes and addresses"
-            return self.disable(reason)
-        static = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and self.moves[i] < 2 and
-                  self.is_static(a, self.seen[key][i])]
-        if self.is_backward and any(self.group.stays.get(args[i].data_ptr(), 0) is None for i in static):
-            return None                       # another backward graph was recorded over these activations
-        if self.group.out and not self.group.was_returned():
-            return self.start(key, args)
-        dropped = {k for k, memory in enumerate(self.given.pop(key, ())) if memory and memory.expired()}
-        try:
-            self.recordings[key] = make_recording(self, args, static, dropped)
-        except RuntimeError as error:
-            return self.disable(f"recording failed: {str(error).splitlines()[0]}")
-        self.made += 1
-        self.counts["recorded"] += 1
-        return self.replay(self.recordings[key], args)
+# %% [markdown]
+# ## When to record
+#
+# Where there is no recording, `run_or_record` runs the function the first time, and records it the second. The first call notes where
+# each argument lies and which memory each result has (`first_call`). From this the second knows two things: which inputs are static, and
+# which results the caller has dropped in the meantime, so that they can be lent.
+#
+# An input is static if the same memory came in two calls in a row (`is_static`). For a backward graph the question is
+# another one: does its input lie in memory that the forward graph owns, or has found static?
+#
+# A static input that lies elsewhere in a later call (`after_a_move`) has one of three reasons. The forward pass of this backward pass
+# may have run without the graph; then backward does, too. A parameter was replaced, as by loading a state, which is the last call of
+# the table above: everything begins anew for these numbers. Or it comes from elsewhere each time; then it is recorded again, and
+# copied from now on.
+#
+# And there are limits to everything, beyond which the graph is disabled with a reason: combinations of sizes, and recordings in all,
+# because each of them holds memory.
 
-    def is_static(self, tensor: torch.Tensor, before: tuple[StorageWeakRef, int]) -> bool:
-        """Will the next call pass the same memory? For a backward graph: memory that the forward graph owns
-        or found static. For others: what has been passed before and was not freed since, though maybe by another tensor
-        (statistics of a batch norm come as `x.data`, which is a new one each time)."""
-        if self.is_backward:
-            return self.group.is_fixed(tensor.data_ptr())
-        memory, address = before or (None, None)
-        return address == tensor.data_ptr() and memory.cdata == storage_of(tensor) and not memory.expired()
+# %%
+def run_or_record(g: GraphedCallable, key: tuple, args: list) -> list | None:
+    """First call of these sizes: run. Second: record."""
+    if not g.group.recorder.usable([a for a in args if isinstance(a, torch.Tensor)]):
+        return g.disable("not all inputs are on a GPU")
+    if g.must_run_plainly(args):
+        return None
+    if key not in g.seen:
+        return first_call(g, key, args)
+    if g.made >= MAX_RECORDINGS:
+        reason = f"{MAX_RECORDINGS} recordings were not enough for its sizes and addresses"
+        return g.disable(reason)
+    static = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and g.moves[i] < 2 and
+              is_static(g, a, g.seen[key][i])]
+    if g.is_backward and any(g.group.stays.get(args[i].data_ptr(), 0) is None for i in static):
+        return None                       # another backward graph was recorded over these activations
+    if g.group.out and not g.group.was_returned():
+        return run_or_record(g, key, args)
+    dropped = {k for k, memory in enumerate(g.given.pop(key, ())) if memory and memory.expired()}
+    try:
+        g.recordings[key] = make_recording(g, args, static, dropped)
+    except RuntimeError as error:
+        return g.disable(f"recording failed: {str(error).splitlines()[0]}")
+    g.made += 1
+    g.counts["recorded"] += 1
+    return g.replay(g.recordings[key], args)
 
-    def relocated(self, key: tuple, args: list, recording: Recording) -> list | None:
-        """Some static input is elsewhere. A backward pass of a forward that ran without the graph: run it the
-        same way. A parameter that was replaced, as by loading a state: begin anew. If it moves again, record again, and
-        copy that input from now on."""
-        moved = [i for i, old in zip(recording.static, recording.addresses) if args[i].data_ptr() != old]
-        if self.is_backward and not all(self.group.is_fixed(args[i].data_ptr()) for i in moved):
-            return None
-        del self.recordings[key]
-        if not self.is_backward:
-            self.moves.update(moved)
-            if any(self.moves[i] == 1 for i in moved):
-                del self.seen[key]
-        return self.start(key, args)
+
+def first_call(g: GraphedCallable, key: tuple, args: list) -> list | None:
+    """Run as without a graph, and note where the arguments and the results lie."""
+    if len(g.seen) >= MAX_KEYS:
+        return g.disable(f"more than {MAX_KEYS} combinations of sizes and numbers")
+    g.seen[key] = [(StorageWeakRef(a.untyped_storage()), a.data_ptr()) if isinstance(a, torch.Tensor) else None for a in args]
+    found = g.plain(args)
+    g.devices = devices_of(found)
+    g.given[key] = [isinstance(o, torch.Tensor) and o.layout is torch.strided and StorageWeakRef(o.untyped_storage()) for o in found]
+    return found
+
+
+def is_static(g: GraphedCallable, tensor: torch.Tensor, before: tuple[StorageWeakRef, int]) -> bool:
+    """Will the next call pass the same memory? For a backward graph: memory that the forward graph owns
+    or found static. For others: what has been passed before and was not freed since, though maybe by another tensor
+    (statistics of a batch norm come as `x.data`, which is a new one each time)."""
+    if g.is_backward:
+        return g.group.is_fixed(tensor.data_ptr())
+    memory, address = before or (None, None)
+    return address == tensor.data_ptr() and memory.cdata == storage_of(tensor) and not memory.expired()
+
+
+def after_a_move(g: GraphedCallable, key: tuple, args: list, recording: Recording) -> list | None:
+    """Some static input is elsewhere. A backward pass of a forward that ran without the graph: run it the
+    same way. A parameter that was replaced, as by loading a state: begin anew. If it moves again, record again, and
+    copy that input from now on."""
+    moved = [i for i, old in zip(recording.static, recording.addresses) if args[i].data_ptr() != old]
+    if g.is_backward and not all(g.group.is_fixed(args[i].data_ptr()) for i in moved):
+        return None
+    del g.recordings[key]
+    if not g.is_backward:
+        g.moves.update(moved)
+        if any(g.moves[i] == 1 for i in moved):
+            del g.seen[key]
+    return run_or_record(g, key, args)
 
 # %% [markdown]
 # ## Making and running a recording
