@@ -97,12 +97,16 @@ def generators_of(joint: Joint) -> list[torch.Generator]:
     return [*map(generator_of, {v.device for v in drawn if isinstance(v, torch.Tensor)})]
 
 
+def is_recorded() -> bool:
+    """Is what is launched now recorded for a CUDA graph, by whoever?"""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def states_before(generators: list) -> list | None:
     """The states from which a region will draw; None while a CUDA graph is captured, when a generator does not tell."""
     if not generators:
         return []
-    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-    return None if capturing else states_of(generators)
+    return None if is_recorded() else states_of(generators)
 
 
 @contextlib.contextmanager

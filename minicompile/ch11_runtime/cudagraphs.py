@@ -31,6 +31,8 @@
 # - the memory of an activation is free for reuse after its last use in the recorded backward. Otherwise a
 #   training step would hold all activations and all that backward computes at the same time. So a backward
 #   pass that must leave the activations as they are (`retain_graph`) runs without the graph;
+# - the program may record a graph of its own around a call. A graph is not recorded or replayed while another is recorded, so
+#   such a call runs without ours, and its kernels become a part of the program's graph;
 # - calls take turns. A lock is enough for the host, and says nothing of the GPU, where a replay may still run
 #   when its call has returned: on the same stream the next one queues behind it, and a call on another stream
 #   first makes its stream wait for the one before.
@@ -53,6 +55,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from .. import logs
 from ..ch02_guards.memory import holders, lie_at, raise_versions, storage_of
 from ..ch05_autograd.region import hooks_see
+from ..ch05_autograd.second import is_recorded
 from .numbers import Apart, picker
 from .recorder import CudaRecorder
 
@@ -227,7 +230,9 @@ class GraphedCallable:
     def must_run_plainly(self, args: list) -> bool:
         """Would a replay disturb activations that somebody needs? A forward pass: those that wait for their
         backward, and those that saved-tensor hooks may keep. A backward pass: its own, if they are retained,
-        and those of another forward pass."""
+        and those of another forward pass. Or is the caller recording a graph, which can hold no other?"""
+        if is_recorded():
+            return True
         if not self.is_backward:
             return hooks_see() or self.group.pending
         if torch._C._autograd._get_current_graph_task_keep_graph():

@@ -251,6 +251,52 @@ def test_graphs_that_share_a_workspace_take_turns():
         torch.testing.assert_close(y, wants[k % 2], rtol=1e-3, atol=1e-2)
 
 
+def test_no_replay_while_the_caller_records(monkeypatch):
+    f = GraphSet(FakeRecorder()).wrap(lambda a: [a[0] * 2])
+    for _ in range(3):
+        f([torch.ones(8)])
+    before = dict(f.counts)
+    with monkeypatch.context() as patch:
+        patch.setattr("minicompile.ch11_runtime.cudagraphs.is_recorded", lambda: True)
+        f([torch.ones(8)])
+    f([torch.ones(8)])
+    assert f.counts == {**before, "plain": before["plain"] + 1, "replayed": before["replayed"] + 1}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("warm", [1, 2, 5])
+def test_a_program_records_a_graph_of_its_own(warm):
+    """A training step in it, whose function would have a graph: to be recorded at its next call, recorded, replayed before."""
+    def train(compiler):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).cuda()
+        step, x = compiler(net), torch.linspace(-1, 1, 512, device="cuda").view(16, 32)
+        own, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+
+        def once():
+            net.zero_grad(set_to_none=False)
+            loss = step(x).square().mean()
+            loss.backward()
+            with torch.no_grad():
+                torch._foreach_add_(list(net.parameters()), [p.grad for p in net.parameters()], alpha=-0.1)
+            return loss
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(warm):
+                once()
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(own):
+            loss = once()
+        losses = []
+        for _ in range(5):
+            own.replay()
+            losses.append(loss.item())
+        return losses + [once().item() for _ in range(3)]
+
+    expected = train(lambda net: net)
+    torch.testing.assert_close(train(partial(minicompile.compile, mode="reduce-overhead")), expected)
+
+
 @pytest.mark.gpu
 def test_what_follows_a_recording_that_cannot_be_ended():
     """Waiting makes a recording invalid."""
