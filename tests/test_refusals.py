@@ -340,6 +340,26 @@ def test_dimensions_of_a_number(name, dim):
 
 
 @pytest.mark.parametrize("rung", RUNGS)
+def test_a_softmax_over_a_dimension_that_is_not_there(rung):
+    for dtype in (torch.float32, torch.int64):
+        with pytest.raises(IndexError, match="Dimension out of range"):
+            minicompile.compile(lambda x: x.softmax(1), backend=rung)(torch.arange(3).to(dtype))
+
+
+def test_a_gradient_for_a_view_that_a_write_has_invalidated(monkeypatch):
+    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
+    def f(v):
+        return torch.autograd.grad((v * v).sum(), v)
+    x = torch.ones(3, requires_grad=True) * 1
+    with torch.no_grad():
+        v = x[...]
+    x.sub_(1)
+    for g in (f, minicompile.compile(f, backend="aot_eager")):
+        with pytest.raises(RuntimeError, match="A view was created in no_grad mode"):
+            g(v)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
 def test_what_writes_to_a_part_of_varying_size_is_not_refused(rung):
     def f(x):
         y = x * 2

@@ -230,7 +230,11 @@ def check_wanted(tx: Tracer, tensor: TensorVal):
     """Eager finds no gradient for a view that was taken while gradients were off, though its fake, a leaf, has one."""
     if type(tensor) is not TensorVal or tensor.real is None:
         return
-    if tensor.real._is_view() and tensor.real.grad_fn is None and tensor.real._base.requires_grad:
+    try:
+        unconnected = tensor.real._is_view() and tensor.real.grad_fn is None and tensor.real._base.requires_grad
+    except RuntimeError:                    # autograd refuses to say so of a view that a write has invalidated
+        unconnected = True
+    if unconnected:
         unsupported(tx, "torch.autograd.grad() for a view that was taken, while gradients were off, of a tensor that requires one")
     check_form(tx, tensor, "torch.autograd.grad()")
     if not tensor.real.is_leaf:

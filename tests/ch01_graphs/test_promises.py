@@ -126,3 +126,14 @@ def test_a_fake_that_returns_its_operand_is_a_copy():
     for backend in ("eager", "aot_eager", "loops", "cpp"):
         for got, want in zip(minicompile.compile(f, backend=backend, fullgraph=True)(torch.ones(3)), f(torch.ones(3)), strict=True):
             assert torch.equal(got, want)
+
+
+def test_a_shuffle_on_a_gpu_may_be_its_operand():
+    """Without a kernel of its own it is made of views, and copies what does not lie row by row."""
+    for x in (torch.randn(1, 4, 4, 8)[..., ::2], torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last)):
+        for groups in (1, 2, 4):
+            fake = FakeTensor(torch.empty_strided(x.shape, x.stride(), device="meta"), torch.device("cuda"))
+            said = torch.channel_shuffle(fake, groups)
+            moved = x.reshape(x.shape[0], groups, x.shape[1] // groups, -1).transpose(1, 2).contiguous()
+            assert (storage_key(said) == storage_key(fake)) is (moved.data_ptr() == x.data_ptr())
+            assert said.stride() == moved.reshape(x.shape).stride()

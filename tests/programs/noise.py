@@ -67,7 +67,8 @@ class Noise(TorchDispatchMode):
             t.copy_(torch.where(t.isfinite() & (t != 0), ((steps + shift).round() - shift).mul(UNITS * eps).ldexp(exponent), t.double()))
             return
         factor = torch.where(t == 0, u.sign(), 1 + u * (UNITS * eps))     # a zero may have the other sign, and so may what is no number
-        t.copy_(torch.where(t.isnan(), t.double().copysign(u), t.double() * factor))
+        nan = t.double() if self.seed % 2 else torch.full_like(u, torch.nan)        # or another sort of NaN, which shows in its bits
+        t.copy_(torch.where(t.isnan(), nan.copysign(u), t.double() * factor))
 
     def disturb_as_(self, t, size):
         """By roundings of numbers of another size."""

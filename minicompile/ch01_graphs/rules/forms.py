@@ -11,7 +11,8 @@ import functools
 
 import torch
 
-from ..corrections import COPYING, CPU_FORMS, FORMS, OPERANDS, as_promoted, elementwise, like_a_copy, outside, restrided, row_by_row
+from ..corrections import (COPYING, CPU_FORMS, FORMS, GPU_FORMS, OPERANDS, as_promoted, elementwise, like_a_copy, outside, restrided,
+                           row_by_row)
 from ..layouts import copied_strides, each_has_its_place, strides_in_order
 from ..symbolic import present
 from .operators import by_overload, named, overload_named, overloads
@@ -204,6 +205,14 @@ def _shuffled(out, x, *_):
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if empty else _rows_or_channels_last(out, x)
 
 
+def _shuffled_by_views(out, x, groups):
+    """Of one group, or of groups of one channel, and row by row, `x` itself; else a copy."""
+    if 0 in map(present, x.shape):
+        return _shuffled(out, x)
+    apart = x.reshape(x.shape[0], groups, x.shape[1] // groups, -1).transpose(1, 2)
+    return apart.contiguous().reshape(x.shape)
+
+
 def _reduced(out, *_):
     """What is empty, row by row."""
     return row_by_row(out) if 0 in map(present, out.shape) else out
@@ -252,7 +261,7 @@ def _each(form):
 
 # %% [markdown]
 # The tables: kernels whose results have other shapes, strides or dtypes than their meta kernels say. `FORMS` holds on all devices, and
-# `CPU_FORMS` goes before it on a CPU. Rows of many operators name a rule of `corrections.py`: results lie row by row, as a copy of
+# `CPU_FORMS` or `GPU_FORMS` goes before it. Rows of many operators name a rule of `corrections.py`: results lie row by row, as a copy of
 # the first operand, or as elementwise kernels leave them. A lambda picks the operands that a rule is about.
 
 # %%
@@ -286,6 +295,8 @@ FORMS.update(by_overload({
     "linalg_matrix_exp": _exponential,
     "binary_cross_entropy_with_logits": lambda out, x, target, *_: like_a_copy(out, target),
 }) | dict.fromkeys(overloads(aten.linspace, aten.logspace), _spaced))
+GPU_FORMS.update(by_overload({"channel_shuffle": _shuffled_by_views}))
+
 CPU_FORMS.update(by_overload({
     "convolution": _convolution_layout,
     "_embedding_bag": functools.partial(_embedding_bag_sizes, False),

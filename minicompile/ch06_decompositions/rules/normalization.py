@@ -29,8 +29,9 @@ def _exponentials(x, dim):
 
 
 def _is_empty(x, dim) -> bool:
-    """Nothing to normalise, or nothing that can be: the kernels accept integers as long as there are none."""
-    return x.dim() > 0 and x.shape[dim] == 0 or not (x.is_floating_point() or x.is_complex())
+    """Nothing to normalise, or nothing that can be: the kernels accept integers as long as there are none, and refuse a dim that is not
+    there, of which the meta kernel of `_softmax` says nothing."""
+    return not (x.is_floating_point() or x.is_complex()) or x.dim() > 0 and (not -x.dim() <= dim < x.dim() or x.shape[dim] == 0)
 
 
 @decomposition("_softmax")
