@@ -83,13 +83,12 @@ def _takes_part(func) -> list[int] | None:
 # answer of the real kernel.
 
 # %%
-# Operator -> function(out, *operands): on all devices, on a CPU, and on others (`rules/forms.py`)
-FORMS, CPU_FORMS, GPU_FORMS = Table(), Table(), Table()
+FORMS, CPU_FORMS = Table(), Table()      # operator -> function(out, *operands): on all devices, and on a CPU (`rules/forms.py`)
 
 
 def true_form(func, out, operands, kwargs, device):
     """`out`, the answer of a meta kernel, as the kernel of the device would give it."""
-    if (form := (CPU_FORMS if device.type == "cpu" else GPU_FORMS).get(func) or FORMS.get(func)) is not None:
+    if (form := device.type == "cpu" and CPU_FORMS.get(func) or FORMS.get(func)) is not None:
         return form(out, *operands)
     if func in COPYING:
         return like_a_copy(out, operands[0]) if kwargs.get("memory_format") in (None, torch.preserve_format) else out

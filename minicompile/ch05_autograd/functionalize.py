@@ -54,6 +54,7 @@ from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr
 from ..errors import Unsupported
 from ..tables import Table
+from . import aliases
 from .aliases import Alias, GraphBuilder, Step, anchored, append_call, emit_step, fresh_alias, looks_otherwise, read, viewed_argument, write
 from .schemas import check_no_metadata_change, functional_counterpart, is_mutable, parameters_of_counterpart, written_arguments
 
@@ -119,10 +120,21 @@ def visit_call(f: Functionalizer, node: fx.Node):
 
 def visit_pure(f: Functionalizer, node: fx.Node):
     val, (args, kwargs) = node.meta["val"], read_args(f, (node.args, node.kwargs))
-    if isinstance(val, FakeTensor):
-        f.env[node] = fresh_alias(val, append_call(f, node.target, args, kwargs, val if lie_as_before(f, node) else None))
-    else:
+    if not isinstance(val, FakeTensor):
         f.env[node] = append_call(f, node.target, args, kwargs, val)
+        return
+    try:
+        result = append_call(f, node.target, args, kwargs, val if lie_as_before(f, node) else None)
+    except RuntimeError:                # it asks for operands row by row, as `_pdist_forward` does
+        args, kwargs = map_args(lambda a: laid_out(f, a), (node.args, node.kwargs))
+        result = append_call(f, node.target, args, kwargs)
+    f.env[node] = fresh_alias(val, result)
+
+
+def laid_out(f: Functionalizer, x):
+    """The present contents of a node, lying as in eager."""
+    entry = f.env[x] if isinstance(x, fx.Node) else x
+    return aliases.restride(f, read(f, entry), x.meta["val"]) if isinstance(entry, Alias) else entry
 
 
 def visit_view(f: Functionalizer, node: fx.Node, base: fx.Node):

@@ -292,3 +292,13 @@ def test_a_written_vector_seen_as_larger_elements_from_an_odd_place(seen):
         return [larger * 2]
 
     agree(lambda memory: fn(memory[1:4]), torch.randn(8))
+
+
+def test_an_operator_that_asks_for_rows_gets_what_was_written_row_by_row():
+    def f(a):
+        columns = a.movedim(0, -1)
+        columns.copy_(columns.roll(1, 0))
+        return torch.nn.functional.pdist(a - a.sum(), 3.0)
+    numbers = torch.randn(7, 4)
+    for backend in ("aot_eager", "cpp"):
+        torch.testing.assert_close(minicompile.compile(f, backend=backend)(numbers.clone()[..., ::2]), f(numbers.clone()[..., ::2]))

@@ -11,8 +11,7 @@ import functools
 
 import torch
 
-from ..corrections import (COPYING, CPU_FORMS, FORMS, GPU_FORMS, OPERANDS, as_promoted, elementwise, like_a_copy, outside, restrided,
-                           row_by_row)
+from ..corrections import COPYING, CPU_FORMS, FORMS, OPERANDS, as_promoted, elementwise, like_a_copy, outside, restrided, row_by_row
 from ..layouts import copied_strides, each_has_its_place, strides_in_order
 from ..symbolic import present
 from .operators import by_overload, named, overload_named, overloads
@@ -206,7 +205,7 @@ def _shuffled(out, x, *_):
 
 
 def _shuffled_by_views(out, x, groups):
-    """Of one group, or of groups of one channel, and row by row, `x` itself; else a copy."""
+    """On a GPU: of one group, or of groups of one channel, and row by row, `x` itself; else a copy."""
     if 0 in map(present, x.shape):
         return _shuffled(out, x)
     apart = x.reshape(x.shape[0], groups, x.shape[1] // groups, -1).transpose(1, 2)
@@ -261,11 +260,12 @@ def _each(form):
 
 # %% [markdown]
 # The tables: kernels whose results have other shapes, strides or dtypes than their meta kernels say. `FORMS` holds on all devices, and
-# `CPU_FORMS` or `GPU_FORMS` goes before it. Rows of many operators name a rule of `corrections.py`: results lie row by row, as a copy of
+# `CPU_FORMS` goes before it on a CPU. Rows of many operators name a rule of `corrections.py`: results lie row by row, as a copy of
 # the first operand, or as elementwise kernels leave them. A lambda picks the operands that a rule is about.
 
 # %%
 FORMS.update(by_overload({
+    "channel_shuffle": _shuffled_by_views,
     "convolution": lambda out, x, *rest: out if x.dtype == torch.float64 else _convolution_layout(out, x, *rest),
     # weights that nobody wants: an empty tensor, really None
     "_native_multi_head_attention": lambda out, *_: (out[0], out[1] if out[1].dim() > 1 else None),
@@ -295,8 +295,6 @@ FORMS.update(by_overload({
     "linalg_matrix_exp": _exponential,
     "binary_cross_entropy_with_logits": lambda out, x, target, *_: like_a_copy(out, target),
 }) | dict.fromkeys(overloads(aten.linspace, aten.logspace), _spaced))
-GPU_FORMS.update(by_overload({"channel_shuffle": _shuffled_by_views}))
-
 CPU_FORMS.update(by_overload({
     "convolution": _convolution_layout,
     "_embedding_bag": functools.partial(_embedding_bag_sizes, False),
