@@ -779,6 +779,36 @@ def test_warnings_come_from_the_line_that_gives_them(action):
         assert calls(minicompile.compile(target, backend="eager")) == calls(target)
 
 
+def warns_and_looks(told, x):
+    for k in range(3):
+        x = x + 1
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            deprecated(x, "first")
+            told.append(len(caught))
+            deprecated(x, "second")
+            told.append([str(w.message) for w in caught])
+    return x
+
+
+def warns_and_asks(told, x):
+    shown = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *rest: shown.append(str(message))
+        x = deprecated(x, "first")
+        told.append(len(shown))
+    return x
+
+
+@pytest.mark.parametrize("program", [warns_and_looks, warns_and_asks])
+def test_a_program_that_looks_at_its_warnings_finds_them_in_time(program):
+    told, compiled, by_compiled = [], minicompile.compile(program, backend="eager"), []
+    for _ in range(2):
+        assert torch.equal(program(told, torch.ones(2)), compiled(by_compiled, torch.ones(2)))
+    assert told == by_compiled
+
+
 def test_locals_do_not_outlive_a_call():
     def f(x, bad):
         y = x * 2

@@ -48,6 +48,7 @@
 
 # %%
 import contextlib
+import warnings
 from dataclasses import dataclass, field
 
 from ..ch01_graphs.fake import storage_key
@@ -185,3 +186,8 @@ def effect_free(tx, what: str):
 def call_later(tx, function, *args: AbstractValue) -> None:
     """Let the epilogue call `function`, which is ours, with `args`."""
     tx.effects.calls.append((function, args))
+
+
+def kept_warnings() -> list | None:
+    """The list into which `warnings.catch_warnings(record=True)` puts what is warned of now. Who reads it sees when a warning is given."""
+    return getattr(warnings._showwarnmsg_impl, "__self__", None)

@@ -33,6 +33,7 @@ from ..ch02_guards.sources import (
     AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource, ListItemSource, ModuleAttrSource,
     NthSource, Source, TupleItemSource)
 from ..ch02_guards.torch_guards import CHILD_DICTS
+from .effects import kept_warnings
 from .exceptions import user_error
 from .inputs import varies, wrap_dynamic_number, wrap_tensor
 from .lookup import captures, is_plain_tuple, lookup, native_new, python_method
@@ -247,6 +248,8 @@ def wrap_tuple(tx, real, kind, source):
 def wrap_list(tx, real, kind, source):
     if kind not in (list, collections.deque):
         return None
+    if tx.effects.calls and real is kept_warnings():
+        unsupported(tx, "reading the list of warnings after one that is given when the graph has run")
     guard(tx, source, "TYPE_MATCH", kind)
     items = lazy_items(real, source, ListItemSource if kind is list else ItemSource)
     if kind is list:

@@ -19,7 +19,7 @@ from ... import marks
 from ...ch01_graphs.layouts import contiguous_strides
 from ..calls import HANDLED, REAL_CALLS, call, handles
 from ..constants import constant_of, on_real_tensors
-from ..effects import call_later
+from ..effects import call_later, kept_warnings
 from ..exceptions import user_errors
 from ..iterate import unpack
 from ..methods import call_method
@@ -348,7 +348,7 @@ def call_ctc_loss(tx, log_probs, targets, input_lengths, target_lengths, blank=c
 # %% [markdown]
 # A warning needs no break: it is given after the graph has run, in the name of the line that asked for it,
 # since what is shown, and how often, depends on that. If it was going to be an exception, the program may
-# catch it: a break.
+# catch it: a break. So is one that the program shows by a function of its own, or whose list it reads.
 
 # %%
 @handles(warnings.warn)
@@ -357,6 +357,8 @@ def warn(tx, message, category=NONE, stacklevel=const(1), source=NONE):
     given = message.cls if issubclass(message.cls, Warning) else given
     if not (isinstance(given, type) and issubclass(given, Warning)) or answer(tx, raises, given):
         unsupported(tx, "a warning that is an exception")
+    if answer(tx, shown_by_program) or id(kept_warnings()) in tx.objects.tracked:
+        unsupported(tx, "a warning that the program shows or keeps itself")
     level = max(stacklevel.value, 1)
     frame = tx.frames[-level] if level <= len(tx.frames) else None
     place = (frame.globals, frame.code.co_filename, line_of(frame)) if frame else (level - len(tx.frames),)
@@ -366,6 +368,11 @@ def warn(tx, message, category=NONE, stacklevel=const(1), source=NONE):
 def raises(category) -> bool:
     """Whether some filter makes exceptions of such warnings."""
     return any(action == "error" and issubclass(category, kind) for action, _, kind, *_ in warnings.filters)
+
+
+def shown_by_program() -> bool:
+    """Whether a function of the program is called with each warning."""
+    return warnings.showwarning is not warnings._showwarning_orig
 
 
 OUR_FILES = "<minicompile", marks.__file__.removesuffix("marks.py")
