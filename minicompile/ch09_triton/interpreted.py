@@ -3,7 +3,8 @@
 #
 # Under `TRITON_INTERPRET=1` Triton runs a kernel in Python, block after block, with NumPy arrays for tiles. It is slow, and
 # it lets the tests of this chapter run anywhere. It has no libdevice, the library of functions such as `erf` for NVIDIA's
-# GPUs; this stands in, with PyTorch's own functions on the arrays of the tiles. Three more things are not as on a GPU. It
+# GPUs, and none of their instructions (`exp2_float`); this stands in, with PyTorch's own functions on the arrays of the tiles.
+# Three more things are not as on a GPU. It
 # cuts off the bits that bfloat16 has not, where a GPU rounds to nearest: a NaN can become infinite. It makes numbers of a
 # truth value when it spreads it over a tile. And where a scalar bounds a loop, Triton 3.6 relies on a conversion that NumPy
 # gave up in version 2.4. `repair`, at the end, mends all three.

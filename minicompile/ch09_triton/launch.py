@@ -67,7 +67,8 @@ def jit_function(source: KernelSource):
     if interpreting():
         from .interpreted import InterpretedLibdevice, repair
         repair()
-        namespace["libdevice"] = InterpretedLibdevice()
+        library = InterpretedLibdevice()
+        namespace |= {"libdevice": library, "exp2_float": library.exp2, "rsqrt_float": library.rsqrt}
     return namespace[source.name]
 
 

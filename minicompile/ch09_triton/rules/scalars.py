@@ -14,7 +14,7 @@ for _name in _LIBDEVICE.split():
     form(_name, any=f"libdevice.{_name}({{0}})")
 for _name in "atan2 hypot nextafter".split():
     form(_name, any=f"libdevice.{_name}({{0}}, {{1}})")
-for _name in "exp exp2 log log2 abs rsqrt erf sigmoid".split():
+for _name in "exp log log2 abs erf sigmoid".split():
     form(_name, any=f"tl.{_name}({{0}})")
 for _name, _sign in _INFIX.items():
     form(_name, any=f"{{0}} {_sign} {{1}}")
@@ -36,6 +36,8 @@ form("mul", any="{0} * {1}", bool="{0} & {1}")
 form("truediv", any="{0} / {1}", float32="tl.div_rn({0}, {1})")
 form("reciprocal", any="1.0 / {0}", float32="tl.div_rn(tl.full({0}.shape, 1.0, tl.float32), {0})")
 form("sqrt", any="tl.sqrt({0})", float32="tl.sqrt_rn({0})")
+for _name in "exp2 rsqrt".split():
+    form(_name, any=f"tl.{_name}({{0}})", float32=f"{_name}_float({{0}})")
 form("pow", int="int_pow({0}, {1})", float="libdevice.pow({0}, {1})")
 form("floordiv", int="int_floordiv({0}, {1})", float="float_floordiv({0}, {1})")
 form("remainder", int="int_remainder({0}, {1})", float="float_remainder({0}, {1})")
