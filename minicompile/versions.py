@@ -32,6 +32,7 @@ from .ch03_capture.hook import EVALUATE
 from .ch04_breaks.breaks import capture_frame
 from .ch04_breaks.resume import TailCall, is_resume
 from .ch04_breaks.steps import make_raise
+from .ch09_triton.launch import start_workers
 from .ch11_runtime.collector import without_collection
 from .config import config
 from .driver import timed
@@ -172,11 +173,14 @@ def compile_until_it_holds(state: FrameState, function, args):
 # %% [markdown]
 # `compile_version` is the way from a call to an entry: capture, the graph through the backend, and then guards and body as one function.
 # `capture_best` captures with symbols first. If that fails, or breaks the graph where the numbers at hand might not,
-# the frame is captured a second time without symbols, and the version with fewer breaks wins.
+# the frame is captured a second time without symbols, and the version with fewer breaks wins. In a program that has used a GPU, the
+# processes that will compile kernels start before that: importing Triton takes them longer than a first capture takes.
 
 # %%
 def compile_version(state: FrameState, function, args, fixed: str = ""):
     """Capture, compile and write an entry for these arguments. fixed: why nothing may be a symbol, or ""."""
+    if state.context.backend in ("default", "triton") and torch.cuda.is_initialized():
+        start_workers()
     local_values = dict(zip(state.code.co_varnames, args))
     with config.options(dict(state.context.options)), timed("capture"):
         captured = capture_best(state, function, local_values, fixed)

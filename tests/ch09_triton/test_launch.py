@@ -195,3 +195,19 @@ def test_kernels_compile_in_the_background_and_are_loaded_at_their_first_call(tm
             launch.load_triton([broken])[0](8)
     finally:
         pool.process.kill()
+
+
+def test_the_pool_starts_before_the_first_capture_of_a_program_that_uses_a_gpu(monkeypatch):
+    import minicompile
+    from minicompile import versions
+
+    order = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "default_generators", ())
+    monkeypatch.setattr(versions, "start_workers", lambda: order.append("start"))
+    capture = versions.capture_best
+    monkeypatch.setattr(versions, "capture_best", lambda *args: order.append("capture") or capture(*args))
+    minicompile.compile(lambda x: x + 1, backend="triton")(torch.ones(3))
+    assert order == ["start", "capture"]
+    minicompile.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
+    assert order == ["start", "capture", "capture"]
