@@ -186,7 +186,9 @@ def mul(a: Int, b: Int) -> Int:
     if isinstance(a, int):
         a, b = b, a
     if isinstance(b, int):
-        return a * b if isinstance(a, int) else a if b == 1 else _make({t: c * b for t, c in a.terms.items()}, a.const * b)
+        if isinstance(a, int) or b == 0:
+            return a * b if b else 0
+        return a if b == 1 else Expr({t: c * b for t, c in a.terms.items()}, a.const * b)       # as canonical as `a` is
     terms: dict = {}
     for ta, ca in _terms(a):
         for tb, cb in _terms(b):

@@ -325,8 +325,10 @@ def make_memo(scope: Scope, roots, looks, outputs, free):
     fixed = {number(at) for what, at in looks if what in (SAME, HELD)}
     fixed |= {number(at) for (kind, at), k in keys.items() if k and kind == OBJECT or kind not in (OBJECT, TUPLE, LIST)}
     movable = {number(at) for at in (*(at for _, at in looks), *outputs) if at not in plan.arguments} - fixed
+    free_place = watch + sum(len(k) for *_, k in things)
     for target, at in zip(watched, itertools.count(len(plan.arguments))):
-        parts, place_of_part = watch_thing(target, at, watch + sum(len(k) for *_, k in things))
+        parts, place_of_part = watch_thing(target, at, free_place)
+        free_place += sum(len(k) for *_, k in parts)
         things += parts
         same += place_of_part
     return Memo(len(plan.arguments), tuple(map(weakref.ref, watched)), tuple(things), tuple(same), tuple(tensors),
