@@ -211,3 +211,17 @@ def test_the_pool_starts_before_the_first_capture_of_a_program_that_uses_a_gpu(m
     assert order == ["start", "capture"]
     minicompile.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
     assert order == ["start", "capture", "capture"]
+
+
+def test_the_server_does_not_read_all_of_triton_before_its_first_task(monkeypatch):
+    """A hash of Triton's files takes longer than the rest of the server's start."""
+    from triton.runtime import cache
+
+    from minicompile.ch09_triton import worker
+
+    def read_all():
+        raise AssertionError("Triton's files are read")
+
+    monkeypatch.setattr(cache, "triton_key", read_all)
+    worker.leave_out_hash()
+    assert cache.triton_key() == ""

@@ -108,9 +108,9 @@ def digamma(x):
 # %% [markdown]
 # ## One instruction
 #
-# A GPU has an instruction for 2^x and one for 1/sqrt(x). Triton's `exp2` and `rsqrt` stand for functions of libdevice that consist of it, so
-# its compiler parses that library, half a megabyte, and links it to the kernel: 20 to 35 ms of a processor, a quarter of what a small
-# kernel takes. The instruction itself gives the same bits.
+# A GPU has an instruction for 2^x and one for 1/sqrt(x). Triton's `exp2` and `rsqrt` stand for functions of libdevice that consist of
+# it, so its compiler parses that library, half a megabyte, and links it to the kernel: 20 to 35 ms of a processor, a quarter of what a
+# small kernel takes. The instruction itself gives the same bits.
 
 # %%
 def exp2_float(x):
