@@ -37,7 +37,7 @@ from .ch02_guards.sources import LocalSource
 from .ch02_guards.torch_guards import is_transforming
 from .ch03_capture import hook
 from .ch03_capture.binding import SUSPENDS
-from .ch03_capture.hook import EVALUATE
+from .ch03_capture.hook import EVALUATE, EVALUATE_ALL
 from .ch04_breaks.breaks import fullgraph_message
 from .ch04_breaks.resume import origin_of, original_code
 from .config import config
@@ -234,7 +234,7 @@ def on_miss(state: FrameState, function, *args):
             result = entry.function(function, *args)
         return result
     finally:
-        if result is EVALUATE:                    # nothing has run, or it has raised
+        if result is EVALUATE or result is EVALUATE_ALL:     # nothing has run, or it has raised
             for take_back in reversed(undo):
                 take_back()
         undo.clear()                              # it holds objects of the program

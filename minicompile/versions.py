@@ -28,7 +28,7 @@ from .ch02_guards.identity import full_name, weakly
 from .ch02_guards.sources import LocalSource
 from .ch03_capture import hook
 from .ch03_capture.capture import CaptureOptions
-from .ch03_capture.hook import EVALUATE
+from .ch03_capture.hook import EVALUATE, EVALUATE_ALL
 from .ch04_breaks.breaks import capture_frame
 from .ch04_breaks.resume import TailCall, is_resume
 from .ch04_breaks.steps import make_raise
@@ -216,13 +216,13 @@ def capture_best(state: FrameState, function, local_values: dict, fixed: str):
 # %%
 def make_entry(state: FrameState, function, args, captured):
     body, inputs = captured.body, []
-    namespace = {"__K": captured.constants, "__EVALUATE": EVALUATE, "__next": [entries.missed],
+    namespace = {"__K": captured.constants, "__EVALUATE": EVALUATE, "__EVALUATE_ALL": EVALUATE_ALL, "__next": [entries.missed],
                  "__refuted": functools.partial(hook.run, None, refuted, weakref.ref(state))}
     if captured.gm is not None:
         body, inputs = call_of_graph(state, captured, namespace) + body, captured.inputs
     body = captured.before + body
     if captured.gm is None and not (captured.breaks or state.context.fullgraph):
-        body = "return __EVALUATE"     # nothing for the compiler here, as long as the guards hold; what it calls may break
+        body = "return __EVALUATE_ALL"     # nothing for the compiler here, nor in what it calls, as long as the guards hold
     for problem, of_the_program in captured.close():
         if of_the_program or state.context.fullgraph:
             raise MarkError(problem)

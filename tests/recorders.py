@@ -23,16 +23,17 @@ class Recorder:
 
 
 class Captures:
-    """`with Captures() as seen:` collects the graphs and the graph breaks of everything compiled inside, whatever the backend."""
+    """`with Captures() as seen:` collects the functions, graphs and graph breaks of everything compiled inside, whatever the backend."""
 
     def __enter__(self):
-        self.graphs, self.breaks = [], []
+        self.functions, self.graphs, self.breaks = set(), [], []
         logs.watchers.append(self.see)
         return self
 
-    def see(self, kind, captured=None, **data):
+    def see(self, kind, captured=None, state=None, **data):
         if kind != "captured":
             return
+        self.functions.add(state.code.co_name)
         if captured.gm is not None:
             self.graphs.append(captured.gm)
         self.breaks.extend(captured.breaks)

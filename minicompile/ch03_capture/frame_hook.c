@@ -7,7 +7,7 @@
  *   skip             evaluate it as it is
  *   a target         call target(function, *arguments) instead, and return what it returns;
  *                    if that is EVALUATE (or the object given to set_missed: "no compiled version fits"), the target
- *                    declined and the frame is evaluated as it is
+ *                    declined and the frame is evaluated as it is; if it is EVALUATE_ALL, so are the frames of what it calls
  *
  * Nothing happens outside a region: `run(context, f, ...)` marks the current thread as inside one while f runs, and the
  * hook is installed in the interpreter only while some thread is. `context` is any object; the targets of a code object
@@ -79,7 +79,7 @@ typedef struct {
 
 static Py_ssize_t extra_index = -1;
 static PyObject *callback = NULL; /* callback(function, code, context) -> target, None (as it is), False (skip) */
-static PyObject *evaluate = NULL; /* the EVALUATE singleton */
+static PyObject *evaluate = NULL, *evaluate_all = NULL; /* the singletons EVALUATE and EVALUATE_ALL */
 static PyObject *missed = NULL;   /* a second one, chosen by Python */
 static int regions = 0;           /* threads inside a region; guarded by the GIL */
 static _Thread_local PyObject *region = NULL; /* the current context, borrowed from run()'s caller */
@@ -316,6 +316,13 @@ static PyObject *evaluate_frame(PyThreadState *tstate, struct _PyInterpreterFram
         Py_DECREF(result);
         return evaluate_plain(tstate, frame, 0);
     }
+    if (result == evaluate_all) {
+        Py_DECREF(result);
+        region = NULL;
+        result = evaluate_plain(tstate, frame, 0);
+        region = context;
+        return result;
+    }
     return leave_frame(tstate, frame, result);
 }
 
@@ -495,7 +502,9 @@ PyMODINIT_FUNC PyInit_frame_hook(void)
     PyObject *m = PyModule_Create(&module);
     extra_index = NEW_EXTRA_INDEX(free_state);
     evaluate = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
-    if (m == NULL || extra_index < 0 || evaluate == NULL || PyModule_AddObjectRef(m, "EVALUATE", evaluate) < 0)
+    evaluate_all = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
+    if (m == NULL || extra_index < 0 || evaluate == NULL || PyModule_AddObjectRef(m, "EVALUATE", evaluate) < 0 ||
+        evaluate_all == NULL || PyModule_AddObjectRef(m, "EVALUATE_ALL", evaluate_all) < 0)
         return NULL;
     return m;
 }

@@ -15,7 +15,8 @@
 # | a target | `target(function, *arguments)` is called instead of running the frame |
 #
 # A target is an ordinary Python function; its result becomes the result of the frame. It may still say
-# `EVALUATE`: then the untouched frame is evaluated after all. So everything complicated (guards, compiling,
+# `EVALUATE`: then the untouched frame is evaluated after all. After `EVALUATE_ALL` so are the frames of all that it
+# calls: the trace has been through them and has found nothing to compile. So everything complicated (guards, compiling,
 # falling back) is Python, and the C code neither copies frames nor interprets anything.
 #
 # What the frame's owner expects afterwards differs between versions. In 3.11 the caller clears the frame,
@@ -65,6 +66,7 @@ except ImportError:                                   # built without CPython's 
         RuntimeWarning, stacklevel=2)
 
 EVALUATE = _c.EVALUATE
+EVALUATE_ALL = getattr(_c, "EVALUATE_ALL", EVALUATE)                               # in Python, no hook sees what is called
 run, targets_of, is_installed, forget_code, frame_of = _c.run, _c.targets_of, _c.is_installed, _c.forget_code, _c.frame_of
 run_piece = getattr(_c, "run_piece", lambda call: call.pop(0)(*call.pop()))        # in Python, the arguments live until it returns
 _known: dict = {}                                     # id(code) -> weak reference, for `forget_all`

@@ -107,6 +107,21 @@ def test_nested_calls_are_seen_and_evaluate_declines():
     assert hooked({inner: lambda function, x: 10}, outer, 3)[0] == 20
 
 
+def test_evaluate_all_declines_for_what_is_called_too():
+    def inner(x):
+        return x + 1
+
+    def outer(x):
+        return inner(x) * 2
+
+    def outermost(x):
+        return outer(x) + inner(x)
+
+    targets = {outer: lambda function, x: hook.EVALUATE_ALL, inner: lambda function, x: 10}
+    assert hooked(targets, outermost, 3)[0] == 8 + 10
+    assert hooked({outer: targets[outer]}, outermost, 3)[1].count(inner.__code__) == 1
+
+
 def test_callback_is_asked_once_and_skip_is_remembered():
     def f(x):
         return x

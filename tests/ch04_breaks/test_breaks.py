@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 import torch.nn as nn
-from recorders import Recorder, same
+from recorders import Captures, Recorder, same
 
 import minicompile
 from minicompile.ch03_capture.capture import CaptureOptions
@@ -315,3 +315,34 @@ def test_names_that_are_no_identifiers():
     for n in (3, 4, 3):
         x = torch.randn(n)
         same(compiled(x, 2), scope["rewritten"](x, 2))
+
+
+class Fields(dict):
+    """An output as libraries have them: attributes are items, and each assignment looks at all names."""
+
+    NAMES = ("loss", "logits", "states")
+
+    def __init__(self, **values):
+        for name in self.NAMES:
+            setattr(self, name, values.get(name))
+
+    def __setattr__(self, name, value):
+        if name in {known for known in self.NAMES} and value is not None:
+            self[name] = value
+        super().__setattr__(name, value)
+
+
+def puts_into_fields(x):
+    loss = (x * 2).sum()
+    loss.item()
+    return Fields(loss=loss, logits=x)
+
+
+def test_what_a_frame_without_a_graph_calls_is_not_captured_by_itself():
+    """The rest of this function only makes an object. Its methods and their comprehensions have nothing for the compiler either."""
+    with Captures() as seen:
+        for n in (2, 3, 4):
+            x = torch.ones(n)
+            got = minicompile.compile(puts_into_fields, backend="eager")(x)
+            assert type(got) is Fields and got.logits is got["logits"] is x and got.loss.item() == 2 * n and list(got) == ["loss", "logits"]
+    assert seen.functions == {"puts_into_fields"} and len(seen.breaks) == 2          # the second version is for any size
