@@ -22,8 +22,9 @@ import minicompile
 from chapters._lib import folded, watch, watching
 from minicompile import advice, backends, cache, stances, versions
 from minicompile.ch01_graphs import layouts as layouts_of
-from minicompile.ch01_graphs.fake import FakeMode
+from minicompile.ch01_graphs.fake import FakeMode, FakeTensor, storage_key
 from minicompile.ch01_graphs.graph import print_graph
+from minicompile.ch01_graphs.operators import run_on_fakes
 from minicompile.ch01_graphs.shapes import ShapeEnv
 from minicompile.ch01_graphs.symbolic import Symbol
 from minicompile.ch01_graphs.trace import Recorder, run_recorded, trace
@@ -797,6 +798,44 @@ def shown(x):
     return y + 1
 
 
+def paired(x, y):
+    z = x + y
+    pairs = zip([z], [y])
+    print(z.shape)
+    for a, b in pairs:
+        z = z + a * b
+    return z
+
+
+def special(x):
+    y = x * 2
+    y.t_()
+    return y.detach() + K
+
+
+K = torch.tensor([1.0, 2.0, 3.0])
+
+
+def answered():
+    """What operators answer on fakes."""
+    def fake(device, *shape, dtype=torch.float32):
+        return FakeTensor(torch.empty(shape, dtype=dtype, device="meta"), torch.device(device))
+
+    x, s, c = fake("cuda", 4, 8), fake("cpu", dtype=torch.float64), fake("cpu", 4, 8)
+    rows = []
+    for text in "add.Tensor(x, s)", "t.default(x)", "relu_.default(x)", "nonzero.default(x)", "add.Tensor(x, c)":
+        packet, overload, names = re.fullmatch(r"(\w+)\.(\w+)\((.*)\)", text).groups()
+        args = [{"x": x, "s": s, "c": c}[name] for name in names.split(", ")]
+        try:
+            found = run_on_fakes(getattr(getattr(torch.ops.aten, packet), overload), args, {})
+            said = "x" if found is x else f"f32{list(found.shape)} on {found.device}, strides {found.stride()}, memory of " + \
+                ("x" if storage_key(found) == storage_key(x) else "its own")
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        rows.append(f"{text:<21}{said}")
+    return "\n".join(rows)
+
+
 def counted_up(x):
     for i in range(9):
         x = x + i
@@ -869,7 +908,10 @@ LISTINGS = {
     "ch01_graphs/__init__.py": lambda: inspect.getsource(centred) + graphs(recorded(64), recorded(ShapeEnv().create(64))),
     "ch01_graphs/graph.py": traced_back,
     "ch01_graphs/layouts.py": laid_out,
+    "ch01_graphs/operators.py": answered,
     "ch01_graphs/shapes.py": asked,
+    "ch01_graphs/trace.py": lambda: inspect.getsource(special) + print_graph(trace(
+        lambda x: [special(x)], [FakeMode().from_real(torch.ones(3, 4))], ["x"])),
     "ch02_guards/__init__.py": guarded,
     "ch02_guards/guards.py": asked_of_arguments,
     "ch02_guards/identity.py": remembered,
@@ -887,6 +929,7 @@ LISTINGS = {
     "ch03_capture/tracer.py": in_the_tracer,
     "ch03_capture/subscripts.py": lambda: told(picked, torch.ones(3), [2, 4, 8], {"start": 0.1, "end": 0.01}, {}),
     "ch04_breaks/__init__.py": broken,
+    "ch04_breaks/breaks.py": lambda: inspect.getsource(paired) + captured(paired, torch.ones(3), torch.ones(3)).captured[0].body,
     "ch04_breaks/resume.py": cut_at_print,
     "ch04_breaks/steps.py": step_of_a_loop,
     "ch05_autograd/__init__.py": cut,
@@ -924,8 +967,9 @@ LISTINGS = {
     "ch12_training/__init__.py": trained,
     "ch12_training/slots.py": lambda: told(halved, torch.ones(3, requires_grad=True), torch.ones(3)),
     "ch13_tuning/__init__.py": in_channels_last}
-OF_3_11 = {"ch03_capture/__init__.py", "ch03_capture/opcodes_calls.py", "ch04_breaks/__init__.py", "ch04_breaks/resume.py",
-             "ch04_breaks/steps.py"}            # they show bytecode
+# They show bytecode, or what a call has on the stack
+OF_3_11 = {"ch03_capture/__init__.py", "ch03_capture/opcodes_calls.py", "ch04_breaks/__init__.py", "ch04_breaks/breaks.py",
+           "ch04_breaks/resume.py", "ch04_breaks/steps.py"}
 
 
 @pytest.mark.parametrize("path", LISTINGS)

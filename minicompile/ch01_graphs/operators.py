@@ -130,15 +130,22 @@ def settle_floats(func, args, kwargs):
 # Everything comes together here: refuse what depends on data, unwrap the fakes, run the meta kernel, correct
 # the strides of its result, and wrap it, or hand back the fake that an in-place operator was given.
 #
+# For `x` of float32 and 4 by 8 numbers on a GPU, a number `s` of float64 and `c` as `x` on the CPU, operators answer:
+#
+#     add.Tensor(x, s)     f32[4, 8] on cuda, strides (8, 1), memory of its own
+#     t.default(x)         f32[8, 4] on cuda, strides (1, 8), memory of x
+#     relu_.default(x)     x
+#     nonzero.default(x)   DataDependent: aten.nonzero.default gives a result that depends on tensor values
+#     add.Tensor(x, c)     RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda and cpu!
+#
+# The last is eager's own error: the program is wrong, and shall hear it. The one before says that the graph has to end here.
+#
 # Read `run_on_fakes` in four parts. First come the refusals. Then the device is decided by the tensors among the
-# arguments, and every fake is replaced by its meta tensor. `run_meta` runs the meta kernel and corrects its answer
-# where it is known to be wrong (`corrections.py`); each `except` names a way in which a meta kernel can fail to
-# answer. At the end come the operators that write. Their schema says which arguments they write to, and the fakes
-# of those are returned as they are; all other results get new fakes, in memory of their own unless the schema says otherwise.
+# arguments, and every fake is replaced by its meta tensor. `run_meta` asks the meta kernel. At the end come the operators that write.
+# Their schema says which arguments they write to, and the fakes of those are returned as they are (`_written`); all other results get
+# new fakes (`wrap`), in memory of their own unless the schema says otherwise.
 
 # %%
-
-
 def run_on_fakes(func, args, kwargs):
     """Run one ATen operator on fakes: meta kernel inside, pretended device outside. Real tensors among the
     arguments (constants the program closed over) take part through their metadata."""
@@ -175,6 +182,11 @@ def run_on_fakes(func, args, kwargs):
     return pytree.tree_map(wrap, out)
 
 
+# %% [markdown]
+# Two small questions about a result. May it lie in the memory of an operand? The schema marks views, and there are a few without a mark.
+# And which of its sizes are symbols? Sizes of 0 and 1 never are, since broadcasting treats them differently.
+
+# %%
 @functools.cache
 def returns_operands(func, device: str) -> bool:
     """Whether a result may lie in the memory of an operand. A meta kernel, or a fake of a user's, that returns its operand where nothing
@@ -199,6 +211,12 @@ def _without_fakes(x):
     return x.node.hint if isinstance(x, torch.SymFloat) else x
 
 
+# %% [markdown]
+# `run_meta` asks the meta kernel, or one of the three tables that know better, and corrects its answer where it is known to be wrong
+# (`corrections.py`). Each `except` names a way in which a meta kernel can fail to answer: there is none, and if the operator is the
+# program's own, its author can give one; or it trips over a case that it was not written for. Other errors are eager's.
+
+# %%
 def run_meta(func, args, kwargs, flat, device):
     try:
         with _python_dispatcher(flat):
@@ -222,6 +240,13 @@ def run_meta(func, args, kwargs, flat, device):
         raise Unsupported(f"the meta kernel of {func} fails, perhaps for an empty tensor: {error}") from error
 
 
+# %% [markdown]
+# What an operator has written is known from its schema. Three things may have happened to the meta tensors by then, and the fakes around
+# them have to follow. A result of `out=` or an operand of an in-place operator may have been too small: eager raises, and so does
+# this, with the shape put back. `t_()` and its like have changed the shape and nothing else, so the fake takes it over. And a view of the
+# tensor may have been given another shape in place before, about which autograd's answers are not those of eager; then the graph ends.
+
+# %%
 def _written(func, args) -> dict:
     """id of a meta tensor -> the fake that the operator was given, for what it has written. Of operands that are too large for it the
     kernel says so, and the meta kernel resizes it."""

@@ -34,31 +34,43 @@ aten = torch.ops.aten
 # %% [markdown]
 # ## The recorder
 #
-# A fake is known to the recorder by object identity; the table keeps fakes alive, so an identity is never
-# reused. Tensors that the program holds as constants (a real tensor met in the middle of the trace) become
-# `get_attr` nodes.
+# While the recorder is active, every operator that PyTorch dispatches comes to `__torch_dispatch__`, which
+# computes the result on fakes and writes a node. A program whose `K` is a real tensor of three numbers,
 #
-# `x.t_()` is an in-place operator that writes no data: it makes the tensor object a view of what it was. It
-# is recorded as that view.
+#     def special(x):
+#         y = x * 2
+#         y.t_()
+#         return y.detach() + K
 #
-# Backward operators have no line of user code under them. Each autograd node remembers the forward operation
-# that created it, and while the engine executes an autograd node PyTorch tells us which, so a backward
-# operator inherits the provenance of its forward one.
+# is recorded in three operators and a constant:
 #
-# The recorder itself. While it is active, every operator that PyTorch dispatches comes to `__torch_dispatch__`, which
-# computes the result on fakes and writes a node. `nodes` leads from a fake to the node that made it, and holds the
-# fake, so that no other one can get its `id`. `node_of` asks it for each argument. A tensor that is not in there is a
-# real one that the program brought along, and becomes a constant of the graph; a fake that is not in there belongs to
+#     x: f32[3, 4] = input
+#     mul_tensor: f32[3, 4] = aten.mul.Tensor(x, 2)
+#     t_default: f32[4, 3] = aten.t.default(mul_tensor)
+#     _constant0: f32[3] = _constant0()
+#     add_tensor: f32[4, 3] = aten.add.Tensor(t_default, _constant0)
+#     return (add_tensor,)
+#
+# *Which tensor is which.* A fake is known by object identity: `nodes` leads from its `id` to the node that made it, and holds the
+# fake, so that no other one can get that `id`. `node_of` asks it for each argument. A tensor that is not in there is a
+# real one that the program brought along, as `K`, and becomes a constant of the graph; a fake that is not in there belongs to
 # another recording, which is a mistake of ours.
 #
-# Four operators are no ordinary nodes. Questions with a number for an answer (`IN_NUMBERS`) are answered. A `detach` is
-# another fake for the same node, since it matters to autograd alone. What turns a tensor into a view of itself, such
-# as `t_()`, is written as the view that it is, and `_keep_metadata` sees to it that the nodes before it keep a fake
-# of the old shape. And the conjugate of a Python number, which the derivative of `z * 1j` needs, is a number again (`numbers`).
+# *What is no ordinary node.* `__torch_dispatch__` asks in this order:
 #
-# Each node is told where it comes from. In the forward pass that is `provenance`, which whoever runs the program has
-# set. In the backward pass the engine decides what runs, so the recorder asks which autograd node is at work, and looks
-# up what it remembered when that node was made (`remember_grad_fns`; those of
+# 1. Questions with a number for an answer (`IN_NUMBERS`) are answered.
+# 2. A `detach` is another fake for the same node (`_alias`), since it matters to autograd alone.
+# 3. The conjugate of a Python number, which the derivative of `z * 1j` needs, is a number again (`numbers`).
+# 4. `t_()` writes no data: it makes a tensor a view of what it was, and is written as that view. The nodes
+#    before it keep a fake of the old shape (`_keep_metadata`), as the product above, which is 3 by 4.
+# 5. Where gradients are recorded, an operator may keep a workspace for its backward (`WITH_WORKSPACE`); then the form that gives it is
+#    written.
+#
+# All others are computed and written as they are, and a result of several tensors gets a node for each of them.
+#
+# *Where it comes from.* In the forward pass that is `provenance`, which whoever runs the program has
+# set. In the backward pass the engine decides what runs, and there is no line of the user under it. So the recorder asks which
+# autograd node is at work, and looks up what it remembered when that node was made (`remember_grad_fns`; those of
 # `DERIVED_OTHERWISE` get a hook). Where several gradients come in, `tangents_of`
 # says which lead to an autograd node, and what runs there is marked so. `passes` and `backward` count backward passes
 # that are recorded in the middle of a program (chapter 12).

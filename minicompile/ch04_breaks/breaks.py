@@ -63,12 +63,31 @@ def capture_frame(func, args: dict, options: cap.CaptureOptions | None = None) -
 # cut moves back to *that* instruction: Python executes it, there is a real generator from then on, and what
 # the trace does not know how to advance breaks the graph where it is advanced.
 #
-# `capture_until` is the loop that moves the cut. `cut` writes the first part down. It goes through what the
-# frame holds: the values on the stack (`stack_slots`), the cells that closures share, and those local
-# variables that the rest will read. For each it asks the epilogue of chapter 3 for a text that makes the
-# object at run time. If one of them has no such text, an error says when it was made, and `capture_until`
-# tries again from there. The last lines put the call of the step together, and choose who runs it: a resume
-# function returns it to the loop that called it, the function itself runs the loop.
+# An iterator that is alive where the graph breaks:
+#
+# ```python
+# def paired(x, y):
+#     z = x + y
+#     pairs = zip([z], [y])
+#     print(z.shape)
+#     for a, b in pairs:
+#         z = z + a * b
+#     return z
+# ```
+#
+# The break is at `print`, and the cut is before it, at the call of `zip`. The entry makes from the graph's result what that call has on
+# the stack, the function and two lists, and hands it to the step:
+#
+# ```python
+# __t0 = __K[1].__dict__['zip']
+# __t2 = [__out[0], ]
+# __t4 = [y, ]
+# __next_call = __K[3]((__function(__k2, __G, 'paired', None, ()), (__out[0], __t0, __t2, __t4, )))
+# ```
+#
+# `capture_until` is the loop that moves the cut. The second trace stops at `stop`, and `cut` writes down what it has done. If the frame
+# holds something that no text can make at run time, the error says at which instruction that was born, and `stop` goes there. It only
+# ever goes back, so the loop ends: where there is no earlier instruction, the whole frame is left to Python.
 
 # %%
 def capture_until(func, args, options, error) -> cap.Captured:
@@ -92,6 +111,19 @@ def capture_until(func, args, options, error) -> cap.Captured:
             stop = earlier
 
 
+# %% [markdown]
+# `cut` makes the entry of a broken frame, in five parts:
+#
+# 1. The contexts that are active have to be on the stack, where the step can find them; one that was entered elsewhere moves the cut.
+# 2. What is handed over is collected: the values on the stack (`stack_slots`), and those local variables that the rest will
+#    read (`needed_locals`), each as the text by which the epilogue of chapter 3 makes it. Cells that closures share are handed over as
+#    cells.
+# 3. A frame that has made no graph by now and has written nothing needs no entry of its own (`only_step`, below).
+# 4. The step is made, from the breaking instruction and what prepares it, and told what varies (`hand_on`).
+# 5. The last lines of the entry put its call together, and choose who runs it. A resume function returns it to the loop that called
+#    it; the function itself runs the loop, and lets go of its results before.
+
+# %%
 def cut(done: cap.Trace, reason) -> cap.Captured:
     """What the trace has done so far, then a step from where it stopped."""
     tx, frame = done.tx, done.frame
@@ -128,6 +160,12 @@ def cut(done: cap.Trace, reason) -> cap.Captured:
     return cap.finish_capture(ep, lines, [reason])
 
 
+# %% [markdown]
+# `cut` is helped by functions of a few lines each. `hand_on` tells the resume functions behind a step which sizes and numbers are
+# symbols already. `pending_instructions` takes `KW_NAMES` along, without which a call of 3.11 or 3.12 would lose the names of its
+# arguments. And `stack_slots` sorts what lies on the stack: values, and what only the interpreter can put there.
+
+# %%
 def step_for(*args):
     point = steps.make_step(*args)
     hook.skip_code(point.code)
