@@ -66,7 +66,10 @@ def with_grad_mode(enabled: bool, function: Callable, *args):
 
 def picker(positions: list[int]) -> Callable[[tuple], tuple]:
     """`f(values)`: those at `positions`, in one call of C."""
-    return operator.itemgetter(*positions) if len(positions) > 1 else lambda values: tuple([values[i] for i in positions])
+    if len(positions) == 1:
+        only, = positions
+        return lambda values: (values[only],)
+    return operator.itemgetter(*positions) if positions else lambda values: ()
 
 # %% [markdown]
 # One operator asks for history although gradients are off: `as_strided_scatter` refuses memory with gaps, or in another order, of a tensor

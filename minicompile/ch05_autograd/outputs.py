@@ -45,7 +45,11 @@ def as_new(results: Sequence, complex_ones: list[int]) -> tuple:
     """The `results` of a graph as tensors that an operator has made."""
     if complex_ones:
         results = [moved_to_zero(r) if i in complex_ones and r.storage_offset() else r for i, r in enumerate(results)]
-    return tuple([r.detach() if isinstance(r, torch.Tensor) and r._is_view() else r for r in results])
+    return tuple([r.detach() if has_base(r) else r for r in results])
+
+
+def has_base(result) -> bool:
+    return isinstance(result, torch.Tensor) and result._is_view()
 
 
 # %% [markdown]

@@ -24,7 +24,7 @@ from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout, same_str
 from ..ch03_capture import hook
 from .callables import Compile, call_compiled, interpret_aten, picker, with_grad_mode
 from .joint import Joint
-from .outputs import as_new, complex_results
+from .outputs import as_new, complex_results, has_base
 from .partition import Partition
 from .second import Again, Derivative, Inputs, derive_again, drawing_again, refuse, separate, states_before
 from .undefined import without_tangents
@@ -42,13 +42,15 @@ from .undefined import without_tangents
 # %%
 def match_tangent(tangent, shape, stride, dtype, device):
     """`tangent` as the compiled backward expects it."""
-    moved = tangent.stride() != stride and not same_strides(shape, tangent.stride(), stride)
-    return copy_with_layout(tangent, shape, stride, dtype, device) if moved or is_lazy(tangent) else tangent
+    if tangent.stride() == stride or same_strides(shape, tangent.stride(), stride):
+        if not is_lazy(tangent):
+            return tangent
+    return copy_with_layout(tangent, shape, stride, dtype, device)
 
 
-def hooks_see() -> bool:
+def hooks_see(top=torch._C._autograd._top_saved_tensors_default_hooks) -> bool:
     """Do saved-tensor hooks, such as those of a checkpoint, see what is saved now?"""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    return top(False) is not None
 
 
 def as_saved(t: torch.Tensor, shape, stride, dtype, device) -> torch.Tensor:
@@ -230,6 +232,7 @@ class Region:
         self.joint, self.forward, self.backward = joint, forward, backward
         self.results = joint.results + len(joint.written)            # how many, with what is written to inputs
         self.plain = [i for i in range(self.results) if i not in joint.differentiable]
+        self.given = picker(joint.differentiable)               # of the tangents of all results
         arity, places = sum(n.op == "placeholder" for n in halves.forward.graph.nodes), {i: k for k, i in enumerate(joint.gradients)}
         self.spread = picker([places.get(i, -1) for i in range(arity)])      # of all gradients and None: one for each input
         self.layouts = _tangent_layouts(joint)
@@ -244,8 +247,11 @@ class Region:
         self.numbers = [i for i, val in enumerate(vals) if not isinstance(val, torch.Tensor)]
         self.order = {i: place for place, i in enumerate(i for i in range(len(saved)) if i not in self.numbers)}
         self.shared: set[int] | None = None      # saved values with memory in common; the first call knows
+        self.new = False                         # and whether results are as an operator has made them
         self.inference: list[int] = []           # saved values that are inference tensors, as guards say of all calls
         self.aliased = [k for k, i in enumerate(saved) if i in joint.viewed]
+        usual = len(self.every) == 1 and self.order and not self.numbers
+        self.only = joint.differentiable[0] if usual else None      # the one result with a gradient
         self.again = again
         inputs = [n.meta["val"] for n in joint.gm.graph.find_nodes(op="placeholder") if "tangent" not in n.meta]
         self.inputs = Inputs(inputs, saved, again)
@@ -268,31 +274,35 @@ class Region:
 # %%
 def run_forward(region: Region, ctx, *inputs):
     joint, count = region.joint, region.results
-    ctx.states, ctx.noted = states_before(region.again.generators), region.inputs.note(inputs)
+    if region.again.generators:
+        ctx.states = states_before(region.again.generators)
+    ctx.noted = region.inputs.note(inputs)
     outputs = call_compiled(region.forward, [*inputs])
     saved = region.saved((*outputs, *inputs))
     if region.shared is None:
         region.shared = sharing_memory(saved, [*inputs, *outputs[:count]])
         region.inference = [i for i, s in enumerate(saved) if isinstance(s, torch.Tensor) and s.is_inference()]
+        region.new = not (region.complex or getattr(region.forward, "leaves_history", True) or any(map(has_base, outputs[:count])))
     if region.inference:                        # autograd does not save these: in eager, it is what was made of them that is saved
         saved = [s.clone() if i in region.inference else s for i, s in enumerate(saved)]
     if region.aliased:
         saved = [alias_of(s) if i in region.aliased else s for i, s in enumerate(saved)]
-    ctx.hooked = hooks_see()
-    if len(region.every) > 1:
+    hooked, several = hooks_see(), len(region.every) > 1
+    if several:
         saved = hidden(saved, [*inputs, *(outputs[i] for i in region.plain)])
     tensors = saved
     if region.numbers:
         ctx.numbers = [saved[i] for i in region.numbers]
         tensors = [saved[i] for i in region.order]
     ctx.save_for_backward(*tensors)
-    ctx.saved_layouts = [layout_of(t) for t in tensors] if ctx.hooked else None
-    ctx.versions, ctx.modified = [t._version for t in tensors] if len(region.every) > 1 else None, None
-    ctx.left, ctx.alive = None, region.every
-    ctx.watched = [] if ctx.hooked or not joint.watched else [     # with hooks the engine does not check; `finish` writes once more
-        (inputs[i].detach(), version_of(inputs[i]) + (i in joint.written), tangents) for i, tangents in joint.watched.items()]
+    if hooked:
+        ctx.hooked, ctx.saved_layouts = True, [layout_of(t) for t in tensors]
+    elif joint.watched:                 # with hooks the engine does not check; `finish` writes once more
+        ctx.watched = [(inputs[i].detach(), version_of(inputs[i]) + (i in joint.written), t) for i, t in joint.watched.items()]
+    if several:
+        ctx.versions = [t._version for t in tensors]
     ctx.set_materialize_grads(False)
-    results = as_new(outputs[:count], region.complex)
+    results = tuple(outputs[:count]) if region.new else as_new(outputs[:count], region.complex)
     if region.sizes_of:                 # where an input is written, its tangent lies as the input, in which there may be gaps
         shown = [*results[:joint.results], *(inputs[i] for i in joint.written)]
         ctx.layouts = [layout_of(shown[i], form) for i, form in region.sizes_of]
@@ -308,12 +318,21 @@ def run_forward(region: Region, ctx, *inputs):
 # Under `vmap`, which is also what `torch.autograd.grad(..., is_grads_batched=True)` does, a tangent stands for many, and has
 # no memory of its own. Each operator knows what to do with it, a compiled kernel does not: then the graph is interpreted. If
 # somebody may differentiate the result, it is the program of `second.py` that is interpreted, by PyTorch.
+#
+# Most regions have one result with a gradient, as a loss is, and one backward, which nobody will differentiate, and no hooks. For these
+# all the questions of the general case have one answer, and `run_once` does not ask them. They take a few microseconds, and
+# after a kernel that has filled the caches ten: half as long as a small kernel.
 
 # %%
 def run_backward(region: Region, ctx, *tangents):
     joint, retained = region.joint, torch._C._autograd._get_current_graph_task_keep_graph()
-    absent = frozenset([k for k, i in enumerate(joint.differentiable) if tangents[i] is None])
-    if len(absent) == len(joint.differentiable):    # a graph was on the way here that in eager is none: what was saved may be written
+    if region.only is not None and not (retained or ctx.hooked or ctx.watched or torch.is_grad_enabled()):
+        tangent = tangents[region.only]
+        if tangent is not None and has_memory(tangent):
+            return run_once(region, ctx, tangent)
+    given = region.given(tangents)
+    absent = frozenset([k for k, t in enumerate(given) if t is None] if type(None) in map(type, given) else ())
+    if len(absent) == len(given):       # a graph was on the way here that in eager is none: what was saved may be written
         return region.spread([None] * (len(joint.gradients) + 1))
     if ctx.watched:
         check_watched(ctx.watched, absent)
@@ -322,13 +341,13 @@ def run_backward(region: Region, ctx, *tangents):
     arguments, kept, leading = take_saved(region, ctx, absent, reads, retained, again)
     found = inputs_again(region, ctx, arguments) if again else "nobody may ask"
     leading += arguments if again else []
-    present = [tangents[i] for i in joint.differentiable if tangents[i] is not None]
+    present = [t for t in given if t is not None] if absent else [*given]
     many = not all(map(has_memory, present))
     if many and type(found) is list:
         with drawing_again(ctx.states):
             return region.spread((*region.again.in_eager(absent, many)(*map(separate, found), *present), None))
     copied = getattr(compiled, "overwritten", ())
-    if not (ctx.hooked or retained):
+    if copied and not (ctx.hooked or retained):
         copied = (region.shared | kept).intersection(copied)
     if many:
         compiled = region.backward.interpreted(absent)
@@ -336,6 +355,17 @@ def run_backward(region: Region, ctx, *tangents):
     if again:
         gradients = with_history(region, ctx, absent, found, gradients, present, leading)
     return region.spread((*gradients, None))
+
+
+def run_once(region: Region, ctx, tangent: torch.Tensor):
+    """`run_backward` of the one tangent, where nothing is needed after it."""
+    compiled, _ = region.backward(frozenset())
+    arguments = [*ctx.saved_tensors]
+    ctx.maybe_clear_saved_tensors()
+    ctx.noted = None
+    copied = getattr(compiled, "overwritten", ())
+    copied = region.shared.intersection(copied) if copied else ()
+    return region.spread((*call_backward(compiled, arguments, copied, [tangent], region.layouts_of(ctx, frozenset())), None))
 
 
 def call_backward(compiled: Callable, arguments: list, copied, tangents: list, layouts) -> Sequence:
@@ -408,17 +438,27 @@ def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained
         ctx.left = {order[i]: tensors[order[i]].detach() for i in kept if i in order}
     if ctx.hooked:
         tensors = [t if t is None else as_saved(t, *layout) for t, layout in zip(tensors, ctx.saved_layouts)]
-    for i, number in zip(region.numbers, ctx.numbers if region.numbers else ()):
-        tensors.insert(i, number)
+    if region.numbers:
+        for i, number in zip(region.numbers, ctx.numbers):
+            tensors.insert(i, number)
     ctx.maybe_clear_saved_tensors()
     if (order or not ctx.alive) and not (retained or kept or again):      # there is no other backward pass
         ctx.noted = None
     return tensors, kept, leading
 
 
+# %% [markdown]
+# What most calls have in common is not written to each `ctx`: it is an attribute of its class.
+
+# %%
 def build_function(joint: Joint, halves: Partition, forward: Callable, backward: Backward, again: Again) -> type[torch.autograd.Function]:
     """The autograd.Function of a partitioned graph. `apply(*inputs)` gives results and written values."""
     region = Region(joint, halves, forward, backward, again)
     backward = functools.partial(hook.run, None, run_backward, region)      # a program may call it; it is not captured
-    return type("CompiledRegion", (torch.autograd.Function,),
-                {"forward": staticmethod(functools.partial(run_forward, region)), "backward": staticmethod(backward)})
+    function = type("CompiledRegion", (torch.autograd.Function,),
+                    {"forward": staticmethod(functools.partial(run_forward, region)), "backward": staticmethod(backward)})
+    usual = {"states": [], "hooked": False, "saved_layouts": None, "watched": (), "versions": None, "modified": None, "left": None,
+             "alive": region.every}
+    for name, value in usual.items():
+        setattr(function._backward_cls, name, value)
+    return function

@@ -301,18 +301,22 @@ class Inputs:
         self.leaves = [(i, tensors.index(i)) for i in unsaved if i in again.parameters - again.overwritten]
         self.numbers = [i for i in unsaved if i not in tensors]
         self.others = [i for i in unsaved if i in tensors and i not in dict(self.leaves)]
+        self.all_saved = not unsaved
 
     def note(self, inputs: Sequence) -> tuple[list, list, list]:
+        if self.all_saved:
+            return [], [], []
         held = [self.hold(i, inputs[i]) for i in self.others]
         return held, [inputs[i] for i in self.numbers], [version_of(inputs[i]) for i, _ in self.leaves]
 
     def hold(self, i: int, x: torch.Tensor) -> tuple[torch.Tensor | Callable | None, int, torch.Tensor | None]:
-        """(input `i`, a copy of it, a weak reference, or None; its version; a tensor with its history)."""
+        """(input `i`, a copy of it, a weak reference, or None; its version; a tensor with its history, where that has no node which
+        knows its tensor)."""
         again, small = self.again, x.nbytes <= LARGE
         likely = again.expected or again.calls <= FIRST
         if not (small or likely or again.last):
             kept = None if i in again.overwritten else weakref.ref(x)
-            return kept, version_of(x), empty_with_history(x) if x.requires_grad else None
+            return kept, version_of(x), empty_with_history(x) if x.requires_grad and not x.is_leaf else None
         if i in again.overwritten or small and likely and i in again.exposed and not again.last:
             x = copied(x)
         return x, version_of(x), x

@@ -9,6 +9,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import minicompile
+import minicompile.ch05_autograd.second as derivatives
+from minicompile.ch05_autograd import region
 from minicompile.errors import MinicompileError
 
 
@@ -558,3 +560,30 @@ def test_gradient_penalty_on_a_gpu(mode):
             seen += torch.autograd.grad(penalty(f, x), list(model.parameters()))
         results.append(seen)
     torch.testing.assert_close(*results)
+
+
+def test_a_usual_backward_asks_nothing_of_the_general_case(monkeypatch):
+    def refused(*args):
+        raise AssertionError("asked")
+    x = torch.randn(4, 5, requires_grad=True)
+    f = minicompile.compile(lambda x: x.sin().exp().cos(), backend="cpp")
+    f(x).sum().backward()
+    monkeypatch.setattr(region, "take_saved", refused)
+    expected, = torch.autograd.grad(x.sin().exp().cos().sum(), x)
+    torch.testing.assert_close(torch.autograd.grad(f(x).sum(), x), (expected,))
+    for settings in ({"retain_graph": True}, {"create_graph": True}):
+        with pytest.raises(AssertionError, match="asked"):
+            torch.autograd.grad(f(x).sum(), x, **settings)
+
+
+def test_a_large_leaf_that_is_not_saved_leads_to_its_second_derivative_by_itself(monkeypatch):
+    monkeypatch.setattr(derivatives, "empty_with_history", None)
+    x = torch.randn(600, 500, requires_grad=True)
+    f = minicompile.compile(lambda x: x.softmax(-1), backend="cpp")
+    for _ in range(derivatives.FIRST + 2):
+        f(x).sum().backward()
+
+    def penalty(f):
+        gradient, = torch.autograd.grad(f(x).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), x)
+    torch.testing.assert_close(penalty(f), penalty(lambda x: x.softmax(-1)))
