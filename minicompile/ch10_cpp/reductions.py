@@ -23,9 +23,11 @@ from typing import Sequence
 
 import torch
 
-from ..ch01_graphs.symbolic import Symbol, product
+from ..ch01_graphs.layouts import contiguous_strides
+from ..ch01_graphs.symbolic import Symbol, as_expr, product, to_text
 from ..ch07_loops.builder import compute_dtype
 from ..ch07_loops.ir import Value, identity, in_order
+from ..ch07_loops.lazy import linear
 from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.values import elements
 from ..errors import Unsupported
@@ -137,7 +139,7 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
 @dataclass(eq=False)
 class RowStep:
     """What one reduction adds to a row pass: declarations before the row and before a chunk, the statement
-    per element, statements after a chunk, clauses of the simd loop, and the text of the result or results."""
+    per element, statements after a chunk, clauses of the simd loop, the text of the result or results, and statements after the row."""
 
     row: str
     chunk: str
@@ -145,6 +147,7 @@ class RowStep:
     after: list[str]
     clauses: str
     result: str | tuple[str, ...]
+    end: Sequence[str] = ()
 
 
 # %% [markdown]
@@ -190,13 +193,14 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
     else:
         chunks = [for_("chunk", size, step=CHUNK)]
         count = f"{size} - chunk < {CHUNK} ? {size} - chunk : {CHUNK}"
-    chunk.lines += [f"const int64_t count = {count};", *(line for s, mark in marked for line in mark(s.chunk))]
+    chunk.lines += [f"const int64_t count = {count};", *(line for s, mark in marked if s.chunk for line in mark(s.chunk))]
     pragma = [] if collide else [SIMD + "".join(s.clauses for s in steps)]
     close_lanes(e, inner, pragma, lane, Symbol("chunk").expr, "count", halves)
     chunk.lines += [line for s, mark in marked for line in mark(*s.after)]
     close(chunk, chunks)
     nest.lines += [line for s, mark in marked for line in mark(s.row)]
     close(middle, [for_(v.name, size_text(v.size)) for v in others])
+    nest.lines += [line for s, mark in marked for line in mark(*s.end)]
     for r, step in zip(reductions, steps):
         nest.names[r] = _named_results(e, r, step.result, nest)
 
@@ -271,7 +275,9 @@ def _in_steps(step: RowStep) -> RowStep:
 
 # %% [markdown]
 # For mean and variance and the position of a maximum there is no clause. There the values of a chunk go
-# into a small array, and a function of `reductions.h` folds it into the row's result.
+# into a small array, and a function of `reductions.h` folds it into the row's result. To merge two means takes as long as to compute
+# one of 50 numbers. So a row of several dimensions, as the channels of a group are, is one chunk for all of them if it is no longer than
+# one: a group norm of images of 7 by 7 takes half as long.
 
 # %%
 def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
@@ -281,8 +287,15 @@ def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
     t, n = register_type(accumulator_type(r)), fresh(e, "_")
     if kind == "welford":
         row = f"double mean{n} = 0, m2{n} = 0, count{n} = 0;"
-        after = [f"mc_row_welford(t{n}, count, mean{n}, m2{n}, count{n});"]
         result = tuple(f"({t}){name}{n}" for name in ("mean", "m2", "count"))
+        length = product(v.size for v in e.kernel.reduction_vars)
+        if isinstance(length, int) and 0 < length <= CHUNK:
+            others = [v for v in e.kernel.reduction_vars if v is not lane]
+            first = linear([v.expr for v in others], [lane.size * s for s in contiguous_strides([v.size for v in others])])
+            array = f"alignas(64) {register_type(source.dtype)} t{n}[{length}];"
+            return RowStep(f"{row} {array}", "", f"t{n}[{to_text(as_expr(first))} + lane] = {x};", [], "", result,
+                           [f"mc_row_welford(t{n}, {length}, mean{n}, m2{n}, count{n});"])
+        after = [f"mc_row_welford(t{n}, count, mean{n}, m2{n}, count{n});"]
     else:
         largest = "true" if kind == "argmax" else "false"
         row = f"{t} best{n} = {start_text(kind, source.dtype)}; int64_t at{n} = -1;"

@@ -406,3 +406,18 @@ def test_two_long_column_sums_in_one_kernel():
     run, sources = compile_cpp(lambda x: (x.sum(0), ((x - x.sum(0)) ** 2).sum(0)), x)
     for got, want in zip(run(x), (x.double().sum(0), ((x - x.sum(0)).double() ** 2).sum(0))):
         torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape, merged", [((3, 8, 5, 7), "280"), ((3, 8, 70, 7), "count"), ((2, 64, 3), "192")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_mean_of_a_row_of_several_dimensions_is_taken_at_once_where_they_fit(shape, merged, dtype):
+    x = torch.randn(shape).add(100).to(dtype)
+    weight = torch.randn(1, shape[1], *[1] * (len(shape) - 2)).to(dtype)
+
+    def f(x, weight):
+        dims = tuple(range(1, x.dim()))
+        variance, mean = torch.var_mean(x.float() if dtype is torch.bfloat16 else x, dims, keepdim=True)
+        return (x - mean) * torch.rsqrt(variance) * weight
+    call, sources = compile_cpp(f, x, weight)
+    assert [f", {merged}, mean" in s.code for s in sources if "mc_row_welford(t" in s.code] == [True]
+    torch.testing.assert_close(call(x, weight)[0], f(x, weight), rtol=1e-4, atol=1e-4)
