@@ -3654,3 +3654,30 @@ def test_what_was_saved_is_unpacked_as_often_as_the_program_reads_it():
         y.sum().backward()
         return x.grad.tolist(), len(unpacked)
     assert program(minicompile.compile) == program(lambda f: f)
+
+
+class SavesWhatItReturns(torch.autograd.Function):
+    @staticmethod
+    def forward(x, y):
+        return x * y, x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g, h):
+        x, y = ctx.saved_tensors
+        return g * y + h, g * x
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_an_input_that_is_returned_and_saved_is_refused_as_in_eager(requires_grad):
+    """`setup_context` sees the input, and the output is another tensor, with another history."""
+    def f(x):
+        a, b = SavesWhatItReturns.apply(x, x * 2)
+        return a + b
+
+    for h in (f, minicompile.compile(f)):
+        with pytest.raises(RuntimeError, match="returned as-is as output"):
+            h(torch.ones(2, requires_grad=requires_grad))

@@ -73,6 +73,8 @@ def apply_function(tx: Tracer, function: ObjVal, *args) -> AbstractValue:
         dirty = noted(ctx, "dirty_tensors")
         if any(d not in outputs or joined and not can_be_dirty(tx, d) for d in dirty):
             unsupported(tx, f"{cls.__name__} marks an input as dirty")
+        if two_steps and any(o is a and a in noted(ctx, "to_save") for o in outputs for a in args):
+            unsupported(tx, f"{cls.__name__} saves an input that it also returns")      # eager raises
         raw = [(emit(tx, "clone", [o]) if joined else o) if o in dirty else alias_of_input(tx, o, args) for o in outputs]
     finally:
         set_grad(tx, mode)
