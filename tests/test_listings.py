@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 import minicompile
 from chapters._lib import folded, watch, watching
-from minicompile import advice, backends, cache, stances, versions
+from minicompile import advice, backends, cache, driver, stances, versions
 from minicompile.ch01_graphs import layouts as layouts_of
 from minicompile.ch01_graphs.fake import FakeMode, FakeTensor, storage_key
 from minicompile.ch01_graphs.graph import print_graph
@@ -836,6 +836,28 @@ def answered():
     return "\n".join(rows)
 
 
+def steepest(x, w):
+    h = x @ w
+    loss = h.sin().exp().sum()
+    loss.backward()
+    return loss.detach()
+
+
+def in_one_graph():
+    """A step before and after what backward reads of forward was decided."""
+    shown, decide = [], driver.recompute_in_backward
+
+    def seen(gm):
+        shown.append(graphs(gm))
+        shown.append(graphs(decided_on := decide(gm)))
+        return decided_on
+
+    minicompile.reset()
+    with mock.patch.object(driver, "recompute_in_backward", seen):
+        minicompile.compile(steepest, backend="cpp")(torch.ones(64, 256), torch.ones(256, 256, requires_grad=True))
+    return inspect.getsource(steepest) + "\n".join(shown)
+
+
 def counted_up(x):
     for i in range(9):
         x = x + i
@@ -965,6 +987,7 @@ LISTINGS = {
     "ch11_runtime/host.py": host_of_a_layer,
     "ch11_runtime/numbers.py": apart,
     "ch12_training/__init__.py": trained,
+    "ch12_training/memory.py": in_one_graph,
     "ch12_training/slots.py": lambda: told(halved, torch.ones(3, requires_grad=True), torch.ones(3)),
     "ch13_tuning/__init__.py": in_channels_last}
 # They show bytecode, or what a call has on the stack

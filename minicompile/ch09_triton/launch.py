@@ -387,6 +387,19 @@ def tables_after_recording():
             table.copy_(slot, non_blocking=True)
 
 
+# %% [markdown]
+# A `ListKernel` is made in two steps. What is known of a list when it is compiled is computed once: `piece_of`, `form`, from which column
+# on a row has addresses (`addressed`), and whose they are (`own`). What depends on addresses is decided in `run`, once for each set of
+# them:
+#
+# - which version of the kernel: addresses that are no multiples of 16 forbid wide loads (`choose`);
+# - which table. Outside of a recording it is copied to the GPU and remembered with the kernel. The first such call also takes the `slots`,
+#   because nothing may be allocated while a graph is recorded;
+# - inside of a recording, a known table is kept alive for the graph (`recorded`), and for an unknown one a slot is used up.
+#
+# Both, kernel and table, are then launched with the arguments that are no tensors.
+
+# %%
 class ListKernel:
     """The kernel of a list as a callable of tensors and numbers."""
 
@@ -463,6 +476,11 @@ class ListKernel:
         return self.unaligned
 
 
+# %% [markdown]
+# `load_triton` is what the host program calls for all its kernels at once: each begins to compile, and none is waited for. Kernels of a
+# list get a `ListKernel` around them.
+
+# %%
 def load_triton(sources: list[KernelSource]) -> list[Callable]:
     """A callable per kernel, `k(*tensors, *sizes)` in the order of `Kernel.args`. Compilation runs in
     parallel and goes on after the return."""

@@ -13,12 +13,24 @@
 # too. There are no two graphs to be made. A forward value that is read by backward, and is not to be kept, is computed a
 # second time, by copies of its nodes in front of the first reader in backward:
 #
-#     h = relu(a)                            h = relu(a)
-#     y = mm(h, w)                           y = mm(h, w)
-#     ...                                    ...
-#     g = mm(dy, w.t())                      g = mm(dy, w.t())
-#     dw = mm(h.t(), dy)     h is alive      again = relu(a)
-#                                            dw = mm(again.t(), dy)
+#     def steepest(x, w):
+#         h = x @ w
+#         loss = h.sin().exp().sum()
+#         loss.backward()
+#         return loss.detach()
+#
+# As it was recorded, the result of `exp` is alive from forward to backward, beside the product that `cos` needs:
+#
+#     exp_default: f32[64, 256] = aten.exp.default(sin_default)
+#     mul_tensor: f32[64, 256] = aten.mul.Tensor(expand_default, exp_default)
+#     cos_default: f32[64, 256] = aten.cos.default(mm_default)
+#
+# Sine and exponential cost less than their memory. So afterwards backward reads nothing of forward but the product:
+#
+#     sin_default_1: f32[64, 256] = aten.sin.default(mm_default)
+#     exp_default_1: f32[64, 256] = aten.exp.default(sin_default_1)
+#     mul_tensor: f32[64, 256] = aten.mul.Tensor(expand_default, exp_default_1)
+#     cos_default: f32[64, 256] = aten.cos.default(mm_default)
 #
 # Inputs cost nothing: they are alive through the whole step, and the graph writes them at its end only.
 
@@ -48,6 +60,22 @@ def recompute_in_backward(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
+# %% [markdown]
+# A graph may hold several backward passes, which are rewritten one after the other. `recompute_in_pass` asks first and copies then.
+#
+# *The question.* `backward` are the nodes that the recorder marked with the number of this pass, and what stands before the first of them
+# is forward. Two kinds of marked nodes belong to forward after all: masks, which are small (`masks_of_forward`), and
+# parts of a tuple, which can be kept where a tuple cannot (`picked_in_forward`). `choose_saved` then gives the forward values that are
+# kept, and
+# those masks among them, with what they are made from, are computed `early`, in forward.
+#
+# *The copy.* The nodes are copied in order into a new graph, where `env` has the copy of each, and `again` what a reader in backward
+# gets in
+# its place. Before a node of backward is copied, `bring` sees to each of its operands: what is kept, is an input, or belongs to backward is
+# read as it is; a view of such is taken as it is, since it has no memory; and all else is copied once more, after its own operands. It
+# keeps a stack of its own in place of recursion, since a chain of operators may be longer than Python's.
+
+# %%
 def recompute_in_pass(gm: fx.GraphModule, number: int) -> fx.GraphModule:
     nodes = list(gm.graph.nodes)
     backward = {n for n in nodes if n.meta.get("backward") == number}
@@ -92,6 +120,11 @@ def recompute_in_pass(gm: fx.GraphModule, number: int) -> fx.GraphModule:
     return graph_module(gm, graph)
 
 
+# %% [markdown]
+# Which nodes change sides, in which order they are copied, and two small matters: inputs are alive anyway, so keeping them costs nothing,
+# and a copy has memory of its own.
+
+# %%
 def masks_of_forward(nodes: list[fx.Node], backward: set[fx.Node]) -> set[fx.Node]:
     """What a derivative computes from forward values alone, if it is a mask: `x <= 0` is a quarter of the size of `x`. The cut
     decides whether forward computes it, and it is what is kept."""
