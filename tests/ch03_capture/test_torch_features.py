@@ -3681,3 +3681,35 @@ def test_an_input_that_is_returned_and_saved_is_refused_as_in_eager(requires_gra
     for h in (f, minicompile.compile(f)):
         with pytest.raises(RuntimeError, match="returned as-is as output"):
             h(torch.ones(2, requires_grad=requires_grad))
+
+
+class Named(collections.namedtuple("Named", "a")):
+    pass
+
+
+@pytest.mark.parametrize("make", [lambda: collections.OrderedDict(a=1), lambda: Named(1)])
+def test_the_dictionary_of_a_container_is_no_method(make):
+    def f(x):
+        made = make()
+        attributes = getattr(made, "__dict__", None)
+        print(end="")
+        return attributes, hasattr(made, "__dict__"), made.__dict__ == {}, x + 1
+
+    def copies(x):
+        found = nn.Linear(2, 2).state_dict(keep_vars=True)
+        print(end="")
+        return vars(copy.deepcopy(found)), x + 1
+    for function in (f, copies):
+        result, expected = minicompile.compile(function, backend="eager")(torch.ones(1)), function(torch.ones(1))
+        assert result == expected
+    with pytest.raises(minicompile.GraphBreakError, match="__dict__"):
+        minicompile.compile(lambda x: make().__dict__ == {}, backend="eager", fullgraph=True)(torch.ones(1))
+
+
+def test_how_much_a_deque_can_hold():
+    def f(x, given):
+        made = collections.deque([x], 3)
+        return made.maxlen == 3, collections.deque().maxlen is None, given.maxlen, hasattr([x], "maxlen"), x + made.maxlen
+    compiled = minicompile.compile(f, backend="eager", fullgraph=True)
+    for given in (collections.deque(), collections.deque([1], 2)):
+        assert compiled(torch.ones(1), given) == f(torch.ones(1), given)

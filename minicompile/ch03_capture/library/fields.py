@@ -95,6 +95,8 @@ def plain_attribute(tx, value, name):
         return FIELDS[type(value), name](value)
     if name == "__class__":
         return wrap(tx, cls)
+    if name == "maxlen" and type(value) is ListVal and isinstance(value.items, collections.deque):
+        return const(value.items.maxlen)
     if type(value) is Const and not isinstance(lookup(cls, name), IN_C):
         if (made := computed(tx, getattr, [value, const(name)], {})) is not None:
             return made
@@ -104,6 +106,13 @@ def plain_attribute(tx, value, name):
     if lookup(cls, name) is MISSING and not (type(value) is ExcVal and python_method(cls, "__init__")):
         no_attribute(cls, name)
     if type(value) in (PartialVal, FuncVal, ExcVal, MethodName):
+        unsupported(tx, f"the attribute {name} of {describe(value)}")
+    return method_in_c(tx, value, name, lookup(cls, name))
+
+
+def method_in_c(tx, value, name, found):
+    """The method `found` of a value; what is computed when it is read, as `__dict__`, is none."""
+    if isinstance(found, (types.GetSetDescriptorType, types.MemberDescriptorType)):
         unsupported(tx, f"the attribute {name} of {describe(value)}")
     return MethodName(self=value, name=name)
 
@@ -290,5 +299,5 @@ def super_attribute(tx, value, name):
     if type(obj) is TupleVal and type(found) is FIELD:
         return realize(tx, obj.items[found.__reduce__()[1][0]])
     if isinstance(obj, (DictVal, ListVal, TupleVal)) and not isinstance(found, types.FunctionType):
-        return MethodName(self=obj, name=name)
+        return method_in_c(tx, obj, name, found)
     return bind_attribute(tx, obj, name, found, owner=owner)
