@@ -137,3 +137,24 @@ def test_a_shuffle_on_a_gpu_may_be_its_operand():
             moved = x.reshape(x.shape[0], groups, x.shape[1] // groups, -1).transpose(1, 2).contiguous()
             assert (storage_key(said) == storage_key(fake)) is (moved.data_ptr() == x.data_ptr())
             assert said.stride() == moved.reshape(x.shape).stride()
+
+
+def test_products_into_places_are_left_to_eager_where_a_gpu_has_to_be_deterministic():
+    x, index = (FakeTensor(torch.empty(4, dtype=dtype, device="meta"), torch.device("cuda")) for dtype in (torch.float32, torch.int64))
+    torch.use_deterministic_algorithms(True)
+    try:
+        x.scatter_reduce(0, index, x, "amax")
+        with pytest.raises(Unsupported, match="no deterministic kernel"):
+            x.scatter_reduce(0, index, x, "prod")
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_shuffle_is_computed_by_loops_in_memory_of_its_own(groups):
+    for x in (torch.randn(1, 4, 4, 8)[..., ::2], torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last)):
+        def f(x):
+            return torch.channel_shuffle(x, groups), torch.channel_shuffle(x.sin(), groups) * 2
+        minicompile.reset()
+        for got, want in zip(minicompile.compile(f, backend="loops")(x), f(x)):
+            assert got.equal(want) and got.stride() == want.stride()

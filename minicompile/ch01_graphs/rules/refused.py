@@ -165,9 +165,9 @@ def check_deterministic_put(func, x, index, source, accumulate=False) -> None:
 
 # %%
 @REFUSALS.of(*overloads(aten.scatter_reduce, aten.scatter_reduce_))
-def check_deterministic_scatter(func, x, dim, index, *args, **kwargs) -> None:
-    """The deterministic form of it on a GPU counts by a scatter of its own, which does not take every shape."""
-    if x.dim() == 0 or any(present(n) != present(m) for n, m in zip(index.shape, x.shape)):
+def check_deterministic_scatter(func, x, dim, index, source, reduce, **kwargs) -> None:
+    """The deterministic form of it on a GPU counts by a scatter of its own, which does not take every shape. Of products there is none."""
+    if reduce == "prod" or x.dim() == 0 or any(present(n) != present(m) for n, m in zip(index.shape, x.shape)):
         check_deterministic(func, x)
 
 

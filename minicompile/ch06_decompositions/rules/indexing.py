@@ -156,6 +156,15 @@ def pixel_shuffle(x, r):
     return out.view([*lead, c // (r * r), h * r, w * r])
 
 
+@decomposition("channel_shuffle", complex=True)
+def channel_shuffle(x, groups):
+    """As a call it might return its operand, on a GPU, where new memory is expected."""
+    if 0 in x.shape:
+        return NotImplemented
+    apart = x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+    return apart.transpose(1, 2).clone(memory_format=torch.contiguous_format).reshape(x.shape)
+
+
 @decomposition("pixel_unshuffle", complex=True)
 def pixel_unshuffle(x, r):
     *lead, c, h, w = x.shape
