@@ -488,6 +488,13 @@ def is_lent(node: fx.Node, lent: set[int]) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor) and storage_key(node.meta["val"]) in lent
 
 
+# %% [markdown]
+# The forward graph has the nodes that its outputs, or the computed among the saved values, are made from, in the order of the joint
+# graph. The
+# writes to inputs (`copy_`) come last, as the contract of a functional graph asks. A saved input that may be
+# written before backward runs is saved as a copy, made ahead of these writes.
+
+# %%
 def _forward_graph(joint, halves, inputs, computed, copied) -> fx.GraphModule:
     graph, env = Graph(), {}
     wanted = with_ancestors([*inputs, *computed, *halves.forward])
@@ -524,6 +531,12 @@ def as_copied(node: fx.Node):
     return FakeTensor(torch.empty(val.shape, dtype=val.dtype, device="meta"), val.device)
 
 
+# %% [markdown]
+# The backward graph: first its inputs, then each of its nodes with what `bring` finds missing in front of it. `bring` goes by a stack of
+# its
+# own, since a chain of operators may be longer than Python's recursion.
+
+# %%
 def private(joint, halves, saved) -> set[fx.Node]:
     """The saved values whose memory only the backward graph needs, and under no second name. What depends on
     no input may be a constant, the same memory in every call."""
