@@ -42,7 +42,7 @@ from .ch04_breaks.breaks import fullgraph_message
 from .ch04_breaks.resume import origin_of, original_code
 from .config import config
 from .errors import GraphBreakError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported, marked
-from .interrupts import COMPILING, FINALIZE, comes_unasked, compiling, target_in_compiler
+from .interrupts import COMPILING, FINALIZE, comes_unasked, compiling, interrupted, target_in_compiler
 from .learning import explain_miss, look_again
 from .limits import is_full, is_one_of_many, over_limit
 from .stances import Context, current
@@ -344,6 +344,8 @@ def new_entry(state: FrameState, function, args):
                        f"minicompile: {error} Until then, what was compiled runs eagerly.")
         skip_frame(state)
     except Exception as error:
+        if interrupted():
+            raise
         why = marked(SkipFrame("an internal error"), quiet=True, passing=isinstance(error, RecursionError))
         internal_error(state.code, state.context, error, lambda: skip_frame(state, why))
     return None

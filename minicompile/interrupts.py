@@ -27,8 +27,11 @@ def comes_unasked(code) -> bool:
     """Is this code called by Python when it comes to that, not by the program?"""
     if code.co_name == "__del__" or code is FINALIZE:
         return True
-    callbacks = (*gc.callbacks, *map(_signal.getsignal, range(1, signal.NSIG)), sys.unraisablehook)
-    return any(called_by(callback) is code for callback in callbacks)
+    return handles_signals(code) or any(called_by(callback) is code for callback in (*gc.callbacks, sys.unraisablehook))
+
+
+def handles_signals(code) -> bool:
+    return any(called_by(handler) is code for handler in map(_signal.getsignal, range(1, signal.NSIG)))
 
 
 def called_by(callback):
@@ -71,10 +74,10 @@ def set_autocast(states: list[tuple]) -> None:
 
 
 class ThreadState:
-    """What this thread is in. hooks: for saved tensors, outermost first, if they were taken off."""
+    """What this thread is in. hooks: for saved tensors, outermost first, if they were taken off. raised: by a handler of signals."""
 
     def __init__(self, hooks=()):
-        self.hooks = hooks
+        self.hooks, self.raised = hooks, None
         self.grad, self.inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self.asks, self.depth = torch._C._is_torch_function_enabled(), torch._C._len_torch_function_stack()
         self.keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
@@ -106,6 +109,9 @@ class ThreadState:
 # The hook has to be installed, or nobody sees those frames. Where a frame is compiled it is. What is compiled later, from within
 # `backward()`, is run by `as_compiler`, which installs it. A thread can be in several compilations, one inside of the other: a handler may
 # ask for a second derivative.
+#
+# What a handler of signals raises, such as `TimeoutError`, is for the program, which waits for it around its call. The compiler may take it
+# for a mistake of its own and go on, so it is kept, and raised at the end. What a finaliser raises Python reports, and nobody gets it.
 
 # %%
 COMPILING = "the compiler"                       # a context, in which nothing is captured
@@ -115,12 +121,14 @@ _found = threading.local()
 @contextlib.contextmanager
 def compiling(hooks=()):
     """Inside, this thread compiles: what Python calls by itself finds it as it is now."""
-    outer, _found.state = getattr(_found, "state", None), ThreadState(hooks)
+    outer, _found.state = getattr(_found, "state", None), (state := ThreadState(hooks))
     try:
         with hook.in_region(COMPILING):
             yield
     finally:
         _found.state = outer
+        if state.raised is not None:
+            raise state.raised
 
 
 def as_compiler(function, *args):
@@ -141,5 +149,15 @@ def target_in_compiler(code):
 @marks.passed_over
 def run_as_before(function, *values):
     args, kwargs = hook.arguments_of(function.__code__, values)
-    with _found.state.again():
-        return hook.run(None, function, *args, **kwargs)
+    with (state := _found.state).again():
+        try:
+            return hook.run(None, function, *args, **kwargs)
+        except Exception as error:
+            if handles_signals(function.__code__):
+                state.raised = error
+            raise
+
+
+def interrupted() -> bool:
+    """Whether a handler of signals has raised since this compilation began."""
+    return _found.state.raised is not None

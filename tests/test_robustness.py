@@ -1430,6 +1430,38 @@ def test_what_python_calls_while_an_operator_is_traced_computes_as_in_eager(kind
         assert torch.equal(out, expected) and two.tolist() == [2.0, 2.0] and torch.equal(gradient, net.weight.sum(0))
 
 
+@pytest.mark.parametrize("stage", ["operator", "backend"])
+def test_what_a_signal_handler_raises_while_a_function_is_compiled_reaches_the_program(stage, monkeypatch):
+    """As where a call may take so long and no longer. It is no mistake of the compiler, and the next call compiles."""
+    def late(*_):
+        raise TimeoutError("late")
+
+    armed, run = [True], FakeTensor.run
+
+    def interrupted(*args):
+        if armed:
+            armed.clear()
+            signal.raise_signal(signal.SIGUSR1)
+
+    def backend(gm, inputs):
+        interrupted()
+        return gm.forward
+
+    old = signal.signal(signal.SIGUSR1, late)
+    if stage == "operator":
+        monkeypatch.setattr(FakeTensor, "run", lambda *args: (interrupted(), run(*args))[1])
+    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", False)
+    compiled, x = minicompile.compile(chain, backend=backend if stage == "backend" else "eager"), torch.ones(3)
+    try:
+        with warnings.catch_warnings(), pytest.raises(TimeoutError, match="late"):
+            warnings.simplefilter("error")
+            compiled(x)
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+    torch.testing.assert_close(compiled(x), chain(x))
+    assert not armed and torch.is_grad_enabled() and hook._c.get_region() is None
+
+
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_a_program_on_the_cpu_does_not_start_cuda(mode, monkeypatch):
     """On a machine with a GPU: `torch.utils.checkpoint` refuses a forward pass that starts CUDA, and forked processes inherit it."""
