@@ -260,7 +260,8 @@ class OptimizedModule(torch.nn.Module):
         return getattr(self._orig_mod, name)
 
     def __setattr__(self, name, value):
-        if name == "training" or name in self.__dict__ or not self._is_built():      # what Module keeps about hooks of its own
+        # what Module keeps about hooks of its own, and what DataParallel says to a copy of this
+        if name in ("training", "_orig_mod", "_is_replica") or name in self.__dict__ or not self._is_built():
             super().__setattr__(name, value)
         else:
             setattr(self._orig_mod, name, value)

@@ -231,6 +231,16 @@ def test_module_wrapper_behaves_like_torchs():
     assert net.blocks[0].weight.abs().sum() == 0
 
 
+def test_a_copy_for_another_device_leaves_the_module_alone():
+    """As DataParallel makes one for each GPU: it sets what is below the copy, and says that it is one."""
+    net = Net()
+    fast = minicompile.compile(net, backend=Recorder())
+    below, copy = net._replicate_for_data_parallel(), fast._replicate_for_data_parallel()
+    copy._orig_mod = below
+    assert copy._orig_mod is below and copy._is_replica and fast._orig_mod is net
+    assert not hasattr(net, "_orig_mod") and not hasattr(net, "_is_replica")
+
+
 def test_module_copies_and_pickles():
     compiled = minicompile.compile(Net().eval(), backend="eager")
     x = torch.randn(2, 4)

@@ -446,7 +446,7 @@ class ListKernel:
             elif on_gpu:
                 with RECORDING:
                     if not self.slots:
-                        rows = torch.empty(SLOTS, len(table), dtype=table.dtype, pin_memory=True)
+                        rows = torch.empty(SLOTS, len(table), dtype=table.dtype, device="cpu", pin_memory=True)
                         self.slots = [(row, torch.empty_like(row, device=args[0].device, pin_memory=False)) for row in rows]
                         self.piece_of = self.piece_of.to(args[0].device)
                     table = table.pin_memory().to(args[0].device, non_blocking=True)

@@ -42,6 +42,7 @@
 # written once: 0.3 ms on an H100). It buys that nobody has to know.
 
 # %%
+import contextlib
 import functools
 import threading
 import weakref
@@ -110,6 +111,7 @@ class GraphSet:
     lock: Any = field(default_factory=threading.RLock)
     busy: bool = False                                    # whether the thread that has the lock is using the pool
     stream: Any = None                                    # of the last call that used the pool
+    on_device: Any = field(default_factory=contextlib.nullcontext)      # its GPU is the current one, where there are several
     lends: bool = True                                    # whether outputs may be lent
     out: list[Recording] = field(default_factory=list)    # those whose outputs may be with the caller
 
@@ -197,7 +199,8 @@ class GraphedCallable:
                 if not group.busy:     # else a finaliser or a signal handler has come in between
                     group.busy = True
                     try:
-                        out = self.with_graph(args)
+                        with group.on_device:
+                            out = self.with_graph(args)
                     finally:
                         group.busy = False
                     if out is not None:
@@ -269,8 +272,11 @@ class GraphedCallable:
 # %%
 def run_or_record(g: GraphedCallable, key: tuple, args: list) -> list | None:
     """First call of these sizes: run. Second: record."""
-    if not g.group.recorder.usable([a for a in args if isinstance(a, torch.Tensor)]):
-        return g.disable("not all inputs are on a GPU")
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    if not g.group.recorder.usable(tensors):
+        return g.disable("not all inputs are on one GPU")
+    if torch.cuda.device_count() > 1 and any(t.is_cuda for t in tensors):
+        g.group.on_device = torch.cuda.device(tensors[0].device)
     if g.must_run_plainly(args):
         return None
     if key not in g.seen:

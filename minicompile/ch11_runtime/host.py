@@ -376,12 +376,15 @@ def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str | Vie
         w.emit(f"{symbol.name} = bits_of_float({float_text(e)})")
     for name in schedule.plan.first:
         write_allocation(w, name)
+    current = first_gpu(schedule)
     for k, (step, plan) in enumerate(zip(schedule.steps, schedule.plan.steps)):
         for name in plan.allocate:
             write_allocation(w, name)
         for new, old in plan.reuse:
             write_reuse(w, new, old)
         if isinstance(step, Kernel):
+            if step.device.type == "cuda" and step.device.index != current:
+                w.emit(f"exchange_device({current := step.device.index})")
             fn, arguments = calls[k]
             texts = [f"bits_of_float({view_text(w, a)}.item())" if isinstance(a, View) else
                      w.local(a) if a in p.buffers else a for a in arguments]
@@ -394,14 +397,19 @@ def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str | Vie
 
 # %% [markdown]
 # What surrounds these lines depends on all of them, and so is written last. Library calls run below autograd: the caller of
-# this program differentiates it as a whole. A program may run on a GPU that is not the current one; then the device is
-# exchanged around the body. Inputs that kernels write get their version counter raised, because autograd uses it to
-# notice that a saved tensor was changed, and a raw pointer write is invisible to it.
+# this program differentiates it as a whole. A program may run on a GPU that is not the current one, or on several; then the device is
+# exchanged around the body, and before a kernel that runs on another one than the kernel before. Inputs that kernels write get their
+# version counter raised, because autograd uses it to notice that a saved tensor was changed, and a raw pointer write is invisible to it.
 #
 # The first line of the function takes the arguments out of the list, the second empties the list, so that each input dies
 # with its last name.
 
 # %%
+def first_gpu(schedule: Schedule) -> int | None:
+    """The number of the GPU that the first kernel for one runs on."""
+    return next((s.device.index for s in schedule.steps if isinstance(s, Kernel) and s.device.type == "cuda"), None)
+
+
 def module_text(w: Writer, schedule: Schedule, names: list[str]) -> str:
     """The lines of the steps as the body of `call(args)`. names: of the arguments."""
     changed = [w.local(n) for n in mutated_inputs(schedule)]
@@ -410,8 +418,7 @@ def module_text(w: Writer, schedule: Schedule, names: list[str]) -> str:
     calls_torch = any(isinstance(s, Extern) for s in schedule.steps)
     if calls_torch or any("as_strided(" in line or "view(" in line for line in body):
         body = ["with below_autograd():", *_indent(body)]
-    index = next((s.device.index for s in schedule.steps
-                  if isinstance(s, Kernel) and s.device.type == "cuda"), None)
+    index = first_gpu(schedule)
     if index is not None and torch.cuda.device_count() > 1:
         w.globals["exchange_device"] = torch.cuda._exchange_device
         body = [f"outer_device = exchange_device({index})", "try:", *_indent(body),

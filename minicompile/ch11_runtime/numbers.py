@@ -281,7 +281,7 @@ class Ring:
     def __init__(self, device: torch.device, count: int, slots: int = 8):
         self.device, self.lock, self.turn = device, threading.Lock(), 0
         pinned = device.type == "cuda"
-        self.slots = [torch.empty(count, dtype=torch.float64, pin_memory=pinned) for _ in range(slots)]
+        self.slots = [torch.empty(count, dtype=torch.float64, device="cpu", pin_memory=pinned) for _ in range(slots)]
         self.read = [torch.cuda.Event() if pinned else None for _ in range(slots)]
 
     def put(self, values: list[float]) -> torch.Tensor:

@@ -87,15 +87,19 @@ class CudaRecorder:
         self.pool = None
 
     def usable(self, tensors: Sequence[torch.Tensor]) -> bool:
-        return all(t.is_cuda for t in tensors) and torch.cuda.is_available()
+        """Are they on one GPU? Without tensors that is known only where there is no other."""
+        found = {t.device for t in tensors}
+        return torch.cuda.is_available() and all(d.type == "cuda" for d in found) and (len(found) == 1 or torch.cuda.device_count() == 1)
 
     def objection(self, compiled: Callable) -> str | None:
         """Why a compiled graph cannot be recorded, or None."""
         schedule = getattr(compiled, "schedule", None)
+        found = set()
         for step in schedule.steps if schedule else ():     # an interpreted graph is judged by its inputs
             for name in (*step.inputs, *written_by(step)):
-                if schedule.program.buffers[name].device.type != "cuda":
-                    return f"{step.name} uses {name}, which is on the CPU"
+                found.add(device := schedule.program.buffers[name].device)
+                if device.type != "cuda" or len(found) > 1:
+                    return f"{step.name} uses {name}, which is on {device}, and not all of the graph is"
         return None
 
     def record(self, fn: Callable[[list], list], inputs: list) -> tuple[Callable[[], None], list]:
