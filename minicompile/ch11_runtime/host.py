@@ -384,7 +384,8 @@ def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str | Vie
             write_reuse(w, new, old)
         if isinstance(step, Kernel):
             if step.device.type == "cuda" and step.device.index != current:
-                w.emit(f"exchange_device({current := step.device.index})")
+                current = step.device.index
+                w.emit(f"exchange_device({current})")
             fn, arguments = calls[k]
             texts = [f"bits_of_float({view_text(w, a)}.item())" if isinstance(a, View) else
                      w.local(a) if a in p.buffers else a for a in arguments]

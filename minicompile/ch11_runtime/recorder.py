@@ -78,6 +78,12 @@ def is_only_thread() -> bool:
 # memory without owning it.
 
 # %%
+@functools.cache
+def recording_stream(device: int) -> torch.cuda.Stream:
+    """Of each GPU one: PyTorch's own for this belongs to the one that was current when it was made, and takes a recording there."""
+    return torch.cuda.Stream(device)
+
+
 class CudaRecorder:
     """Records on a private memory pool that all graphs of one compiled function share. Sharing is sound as
     long as they replay in the order of recording (forward, then backward), and tensors that must survive in
@@ -115,7 +121,8 @@ class CudaRecorder:
                 torch._C._cuda_clearCublasWorkspaces()
             else:
                 shared.prepare()
-            recording = torch.cuda.graph(graph, self.pool, shared and shared.stream, capture_error_mode="thread_local")
+            own = shared.stream if shared else recording_stream(torch.cuda.current_device())
+            recording = torch.cuda.graph(graph, self.pool, own, capture_error_mode="thread_local")
             try:
                 with tables_after_recording(), recording:
                     outputs = fn(inputs)
@@ -134,7 +141,7 @@ class CudaRecorder:
         torch.cuda.set_stream(stream)
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self.pool)
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=recording_stream(stream.device_index), capture_error_mode="thread_local"):
             torch.zeros((), device=stream.device)
         self.pool = None
 
