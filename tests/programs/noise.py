@@ -31,6 +31,8 @@ UNITS = 2.0
 # Kernels that compare a number with two limits; of NaN they make zero where they take several numbers at once, and the gradient
 # (that of logit is divided by NaN) elsewhere
 BETWEEN = {"hardtanh_backward", "hardshrink_backward", "softshrink_backward", "logit_backward"}
+# The same of those that make NaN, or a slope of another piece: the place of the operand
+PIECES = {"elu_backward": 5, "hardswish_backward": 1}
 HALF = torch.float16, torch.bfloat16
 
 
@@ -123,6 +125,8 @@ class Noise(TorchDispatchMode):
                 if name in BETWEEN:
                     inside = torch.full_like(t, torch.nan) if name == "logit_backward" else args[0]
                     t.copy_(torch.where(args[1].isnan(), torch.zeros_like(t) if self.seed % 2 else inside, t))
+                if name in PIECES:
+                    t.copy_(torch.where(args[PIECES[name]].isnan(), torch.nan if self.seed % 2 else args[0], t))
                 if self.seed % 2 and t.dtype is torch.float16 and (name == "_to_copy" or torch.Tag.pointwise in func.tags):
                     self.keep_finite_(t, args)
                 before = t.clone() if name == "_to_copy" else None
