@@ -104,11 +104,13 @@ def zoo_table(records: list[dict]) -> list[str]:
     lines = ["Models of Hugging Face transformers, timm, torchvision and plain PyTorch, each judged against float64 and timed in "
              "turns with eager; ratios are geometric means over the models that pass. " +
              " ".join(f"The zoo has {record['chosen']} models, each for inference and for training. Each compiler had a limited time "
-                      "for its run, and a row counts the models that the run came to, in a mixed order:" for record in records[-1:]), "",
+                      "for its run, and a row counts the models that the run came to, in a mixed order. So many processes were at work on "
+                      "each device, most of them compiling:" for record in records[-1:]), "",
              line(head), "|" + "---|" * len(head)]
     for record in records:
         for r in record["summary"]:
-            lines.append(line([f"{r['work']}, {r['dtype']}", r["compiler"], str(r["models"]), str(r["pass"]), str(r["wrong"]),
+            lines.append(line([f"{r['work']}, {r['dtype']}, {record['jobs']} processes",
+                               r["compiler"], str(r["models"]), str(r["pass"]), str(r["wrong"]),
                                ", ".join(str(r[v]) for v in ("error", "crash", "timeout")), cell(r["speed"], "{:.2f}x"),
                                str(r["slower"]), str(r["one_graph"]), cell(r["cold_seconds"], "{:.1f}"), cell(r["memory"], "{:.2f}")]))
     for record in records:
@@ -116,8 +118,9 @@ def zoo_table(records: list[dict]) -> list[str]:
             if found:
                 names = ", ".join(found["slower"])
                 slower = f"; slower beyond doubt: {names}" if names else ""
-                lines += ["", f"{kind.capitalize()}, the {found['models']} models that both pass: minicompile is {found['speed']:.2f} "
-                              f"times as fast as torch.compile, and its cold compile takes {found['cold']:.2f} of the time{slower}."]
+                lines += ["", f"{kind.capitalize()}, {record['jobs']} processes, the {found['models']} models that both pass: "
+                              f"minicompile is {found['speed']:.2f} times as fast as torch.compile, and its cold compile takes "
+                              f"{found['cold']:.2f} of the time{slower}."]
     return lines
 
 
