@@ -42,9 +42,8 @@ from .undefined import without_tangents
 # %%
 def match_tangent(tangent, shape, stride, dtype, device):
     """`tangent` as the compiled backward expects it."""
-    if tangent.stride() == stride or same_strides(shape, tangent.stride(), stride):
-        if not is_lazy(tangent):
-            return tangent
+    if (tangent.stride() == stride or same_strides(shape, tangent.stride(), stride)) and not is_lazy(tangent):
+        return tangent
     return copy_with_layout(tangent, shape, stride, dtype, device)
 
 
