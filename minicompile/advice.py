@@ -31,7 +31,7 @@ BREAKS = [                       # (pattern in the reason, what to do); the firs
      "The size of the result depends on values: use torch.where, or move it out of the compiled "
      "function."),
     (r"inference_mode", "Enter it around the call of the compiled function, or use torch.no_grad() inside."),
-    (r"sdpa_kernel", "Enter it around the call of the compiled function."),
+    (r"sdpa_kernel|cudnn\.flags", "Enter it around the call of the compiled function."),
     (r"backward\(\)|optimizer|\btorch\.optim\b|autograd\.grad$", "Call it outside of the compiled function."),
     (r"a hook waits|has registered", "Call backward() in the same function, or register the hook outside of it."),
     (r"Tensor\.(requires_grad_|detach_|register_hook|retain_grad|set_|resize_)\(",

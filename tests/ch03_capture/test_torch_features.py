@@ -2176,6 +2176,15 @@ def attention_backend_chosen():
     return f, (rand(2, 2, 4, 3),)
 
 
+@feature(graphs=None if torch.cuda.is_available() else 1)
+def flags_of_cudnn_around_a_loss():
+    def f(x):
+        with torch.backends.cudnn.flags(enabled=False):
+            x = F.ctc_loss(x.log_softmax(-1), torch.ones(2, 3, dtype=torch.long), (5, 4), (3, 2))
+        return x * 2
+    return f, (rand(5, 2, 4),)
+
+
 @feature
 def clip_gradients():
     m = nn.Linear(3, 3)
