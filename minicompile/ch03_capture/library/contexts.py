@@ -165,8 +165,8 @@ HANDLED[torch.inference_mode] = refused("inference_mode(), whose results are inf
 
 
 # %% [markdown]
-# `torch.backends.cudnn.flags(enabled=False)`, which models put around `ctc_loss`, sets what only kernels of a GPU ask for. Without one it does
-# nothing; with one the kernels of everything inside depend on it, and the program enters it itself.
+# `torch.backends.cudnn.flags(enabled=False)`, which models put around `ctc_loss`, sets what only kernels of a GPU ask for. Without one it
+# does nothing; with one the kernels of everything inside depend on it, and the program enters it itself.
 
 # %%
 @handles(torch.backends.cudnn.flags)
