@@ -183,41 +183,69 @@ MC uint16_t mc_to_cut(float x) { return (uint16_t)(mc_bits<uint32_t>(x) >> 16); 
 #define MC_NARROW(half) MC_CONVERT(narrow, half, mc_to_, float, mc_floats, uint16_t, mc_shorts)
 MC_WIDEN(fp16) MC_WIDEN(bf16) MC_NARROW(fp16) MC_NARROW(bf16) MC_NARROW(cut)
 
-// ---- exponentials: x = n*ln2 + r, |r| <= ln2/2, and e^r - 1 = r + r^2 P(r)
+// ---- exponentials: x = n*ln2 + r, |r| <= ln2/2, and e^r = 1 + r + r^2 P(r)
 MC float mc_clamp(float x, float lo, float hi) { x = x < lo ? lo : x; return x > hi ? hi : x; }  // NaN passes
-MC float mc_expm1_reduced(float r) {
+MC float mc_exp_poly(float r) {
   float p = MC_FMA(0.0013947595f, r, 0.008367247f);
   p = MC_FMA(p, r, 0.041666266f);
   p = MC_FMA(p, r, 0.16666538f);
-  p = MC_FMA(p, r, 0.5f);
-  return MC_FMA(p * r, r, r);
+  return MC_FMA(p, r, 0.5f);
 }
-MC float mc_reduce_ln2(float x, float* n) {
-  *n = __builtin_rintf(x * 1.44269504f);
-  return MC_FMA(*n, 1.90465434e-9f, MC_FMA(*n, -0.693147182f, x));
+MC float mc_exp_reduced(float r) { return MC_FMA(MC_FMA(mc_exp_poly(r), r, 1.0f), r, 1.0f); }
+MC float mc_expm1_reduced(float r) { return MC_FMA(mc_exp_poly(r) * r, r, r); }
+MC float mc_exp2_reduced(float f) {  // 2^f, |f| <= 1/2
+  float p = MC_FMA(0.000153533620f, f, 0.00133988750f);
+  p = MC_FMA(p, f, 0.00961843692f);
+  p = MC_FMA(p, f, 0.0555033237f);
+  p = MC_FMA(p, f, 0.240226477f);
+  p = MC_FMA(p, f, 0.693147182f);
+  return MC_FMA(p, f, 1.0f);
 }
-MC float mc_pow2(int32_t n) { return mc_bits<float>((uint32_t)(n + 127) << 23); }
+// n = rint(x) of a small x without a conversion: in x + 1.5 * 2^23 + bias the last bits are those of n + bias
+#define MC_ROUND(bias) (12582912.0f + (bias))
+MC float mc_reduce_ln2(float x, float bias, uint32_t* bits) {  // r, and n + bias in the last bits
+  const float m = MC_FMA(x, 1.44269504f, MC_ROUND(bias)), n = m - MC_ROUND(bias);
+  *bits = mc_bits<uint32_t>(m);
+  return MC_FMA(n, 1.90465434e-9f, MC_FMA(n, -0.693147182f, x));
+}
+MC float mc_pow2(uint32_t bits) { return mc_bits<float>(bits << 23); }  // bits: n + 127, of a result that is neither subnormal nor infinite
+MC float mc_scaled(float x, uint32_t bits) {  // x * 2^n of n + 254, in two factors: the result may be subnormal or overflow
+  const uint32_t half = bits << 22 & 0xff800000u;
+  return x * mc_bits<float>(half) * mc_bits<float>((bits << 23) - half);
+}
 MC float mc_exp(float x) {
-  float n;
-  const float r = mc_reduce_ln2(mc_clamp(x, -104.5f, 89.0f), &n);
-  const int32_t k = (int32_t)n, half = k >> 1;  // 2^n in two factors: the result may be subnormal or overflow
-  return (1.0f + mc_expm1_reduced(r)) * mc_pow2(half) * mc_pow2(k - half);
+  uint32_t bits;
+  const float r = mc_reduce_ln2(mc_clamp(x, -104.5f, 89.0f), 254.0f, &bits);
+  return mc_scaled(mc_exp_reduced(r), bits);
+}
+MC float mc_exp_moderate(float x) {  // |x| < 80
+  uint32_t bits;
+  const float r = mc_reduce_ln2(x, 127.0f, &bits);
+  return mc_exp_reduced(r) * mc_pow2(bits);
 }
 MC float mc_expm1(float x) {
-  float n;
-  const float r = mc_reduce_ln2(mc_clamp(x, -30.0f, 89.0f), &n), p = mc_expm1_reduced(r);
-  const float h = mc_pow2((int32_t)n - 1);
+  uint32_t bits;
+  const float c = mc_clamp(x, -30.0f, 89.0f), p = mc_expm1_reduced(mc_reduce_ln2(c, 126.0f, &bits)), h = mc_pow2(bits);
   const float y = 2.0f * MC_FMA(h, p, h - 0.5f);
-  return n == 0.0f ? (x == 0.0f ? x : p) : y;
+  return h == 0.5f ? (x == 0.0f ? x : p) : y;
 }
 MC float mc_exp2(float x) {
-  const float c = mc_clamp(x, -151.0f, 129.0f), n = __builtin_rintf(c);
-  const int32_t k = (int32_t)n, half = k >> 1;
-  return (1.0f + mc_expm1_reduced((c - n) * 0.693147182f)) * mc_pow2(half) * mc_pow2(k - half);
+  const float c = mc_clamp(x, -151.0f, 129.0f), m = c + MC_ROUND(254.0f);
+  return mc_scaled(mc_exp2_reduced(c - (m - MC_ROUND(254.0f))), mc_bits<uint32_t>(m));
 }
-MC float mc_sigmoid(float x) { return 1.0f / (1.0f + mc_exp(-x)); }
-MC float mc_tanh(float x) {  // (e^2|x| - 1) / (e^2|x| + 1), exact near zero because expm1 is
-  const float a = __builtin_fabsf(x), t = mc_expm1(2.0f * (a > 10.0f ? 10.0f : a));
+MC float mc_exp2_moderate(float x) {  // -127 <= x < 115; of -127, 0
+  const float m = x + MC_ROUND(127.0f);
+  return mc_exp2_reduced(x - (m - MC_ROUND(127.0f))) * mc_pow2(mc_bits<uint32_t>(m));
+}
+MC float mc_sigmoid(float x) {  // 1 / (1 + e^-x); 2^-16 e^-x does not overflow
+  uint32_t bits;
+  const float r = mc_reduce_ln2(mc_clamp(-x, -40.0f, 89.0f), 127.0f - 16.0f, &bits);
+  return 1.0f / (1.0f + mc_exp_reduced(r) * mc_pow2(bits) * 65536.0f);
+}
+MC float mc_tanh(float x) {  // (e^2|x| - 1) / (e^2|x| + 1), exact near zero because e^r - 1 is
+  uint32_t bits;
+  const float a = __builtin_fabsf(x), p = mc_expm1_reduced(mc_reduce_ln2(2.0f * (a > 10.0f ? 10.0f : a), 127.0f, &bits));
+  const float h = mc_pow2(bits), t = MC_FMA(h, p, h - 1.0f);
   return __builtin_copysignf(t / (t + 2.0f), x);
 }
 
@@ -236,9 +264,8 @@ MC float mc_log1p_reduced(float f, float e) {
   return MC_FMA(e, 0.693147182f, f + tail);
 }
 MC float mc_log_special(float x, float y) {
-  y = x == MC_INF ? x : y;
-  y = x == 0.0f ? -MC_INF : y;
-  return x < 0.0f ? MC_NAN : (x != x ? x : y);
+  y = x < MC_INF ? y : x;
+  return x > 0.0f ? y : (x == 0.0f ? -MC_INF : MC_NAN);
 }
 MC float mc_split(float x, float* e) {  // x = 2^e * (1 + result)
   const bool tiny = x < 1.17549435e-38f;
@@ -263,17 +290,6 @@ MC float mc_log1p(float x) {  // log(u) corrected by what rounding u = 1 + x los
   return x == 0.0f ? x : y;
 }
 
-MC float mc_exp_moderate(float x) {  // |x| < 80
-  float n;
-  const float p = mc_expm1_reduced(mc_reduce_ln2(x, &n)), scale = mc_pow2((int32_t)n);
-  return MC_FMA(p, scale, scale);
-}
-
-MC float mc_exp2_moderate(float x) {  // |x| < 115
-  const float n = __builtin_rintf(x), p = mc_expm1_reduced((x - n) * 0.693147182f), scale = mc_pow2((int32_t)n);
-  return MC_FMA(p, scale, scale);
-}
-
 // ---- erf: an odd polynomial near zero; 1 - e^Q(|x|) beyond
 MC float mc_erf(float x) {
   const float a = __builtin_fabsf(x), s = x * x;
@@ -294,11 +310,10 @@ MC float mc_erf(float x) {
   return a < 0.927f ? near : (x != x ? x : far);
 }
 
-// ---- 1 + erf(x): 2^(t Q(t)) with t = |x| left of zero (ch08_fusion/values.py, which writes MC_ERF_Q); below -7 nothing is left of it
+// ---- 1 + erf(x): 2^(t Q(t)) with t = |x| left of zero (ch08_fusion/values.py, which writes MC_ERF_Q); below 2^-127 nothing is left of it
 MC float mc_erf_plus_one(float x) {
-  const float a = __builtin_fabsf(x), t = a > 7.0f ? 7.0f : a;
-  const float left = a > 7.0f ? 0.0f : mc_exp2_moderate(MC_ERF_Q(t) * t);
-  return x != x ? x : (x > 0.0f ? 2.0f - left : left);
+  const float t = __builtin_fabsf(x), q = MC_ERF_Q(t) * t, left = mc_exp2_moderate(q < -127.0f ? -127.0f : q);
+  return x > 0.0f ? 2.0f - left : left;
 }
 
 // ---- floating point to integer: NaN and what does not fit have no answer in C++, and the compiler folds

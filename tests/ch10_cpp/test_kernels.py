@@ -1,6 +1,8 @@
 """Hand-built kernels through the C++ backend, against PyTorch and the reference interpreter of loops."""
 import itertools
 import math
+import re
+import subprocess
 
 import pytest
 import torch
@@ -320,6 +322,20 @@ def test_a_function_gives_the_same_bits_in_a_loop_of_any_length(dtype):
                 compiled[name, length](x[piece], *[y[piece]] * (name in binary), z[piece])
             found.append(z[:210])
         assert all(torch.equal(found[0], z) for z in found), name
+
+
+def test_exponentials_round_without_a_conversion():
+    """By an addition, whose last bits are the integer: a conversion and a rounding are four instructions of a tanh's thirty."""
+    i, b = variables("i", 1024), Body()
+    v = b.load("x", i[0].expr, F32)
+    for name in ("exp", "tanh", "sigmoid", "exp2"):
+        b.store(name, i[0].expr, getattr(b, name)(v))
+    x = torch.empty(1024)
+    source = emit_cpp(kernel(i, (), [(i, (), b)], {"x": x}, dict.fromkeys(("exp", "tanh", "sigmoid", "exp2"), x)))
+    text = build._file_text([(source.name, source.code, source)])
+    command = [build.compiler(), *(f for f in build._flags() if f != "-shared"), "-S", "-x", "c++", "-", "-o", "-"]
+    assembly = subprocess.run(command, input=text, text=True, capture_output=True, check=True).stdout
+    assert not re.search(r"cvtt?ps2dq|roundps|rndscaleps", assembly)
 
 
 def test_one_plus_erf_is_one_function():
