@@ -51,6 +51,7 @@ import torch
 from torch import fx
 
 from ..ch01_graphs.fake import FakeTensor
+from ..ch01_graphs.layouts import each_has_its_place
 from ..ch01_graphs.operators import owner_of
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.trace import Recorder
@@ -174,8 +175,9 @@ def counted_apart(view, source) -> bool:
 # and they are views of it. All others come from the source (`from_source`), in this order:
 #
 # 1. An output that is alone with its root, which is no input, becomes an ordinary result, unless it can be told to be a view after
-#    all: by autograd, which forbids to write to one of several views of one operator (`marked`), or by a conjugation that has not been
-#    carried out (`lazy`).
+#    all: by autograd, which forbids to write to one of several views of one operator (`marked`), by a conjugation that has not been
+#    carried out (`lazy`), or by elements that share a place (`repeats`, as those of `expand`): when a part of it is written, autograd makes
+#    room for the gradient of its base, and an output would be its own.
 # 2. What no recipe can reproduce is refused with a reason, and the graph runs operator by operator: a view that requires a gradient
 #    though its source does not, or whose derivative is not that of its view operators.
 # 3. What is left is a list of view steps from the input or from the root, which then becomes a result. `detach` and `no_grad` say
@@ -233,7 +235,8 @@ class OutputPlan:
         marked = o.requires_grad and o._base is source and (any(step.index is not None for step in steps) or has_own_gradient(o, source))
         apart = not o.requires_grad and counted_apart(o, source)
         lazy = o.meta.is_conj() or o.meta.is_neg()          # which `numpy()` and `view_as_real` refuse
-        if not known and len(self.members[root]) == 1 and not marked and not lazy:
+        repeats = o._base is source and source.requires_grad and not each_has_its_place(o) and not has_own_gradient(o, source)
+        if not known and len(self.members[root]) == 1 and not marked and not lazy and not repeats:
             return ViewOf(self.result(o), [], False, False, apart) if apart else self.result(o)
         if o.requires_grad and not source.requires_grad:
             raise Unsupported("an output requires a gradient and the tensor it is a view of does not")
