@@ -15,6 +15,7 @@ import types
 import typing
 import weakref
 
+import numpy
 import torch
 
 from .. import marks
@@ -328,7 +329,7 @@ HANDLED.update({
 # are known.
 
 # %%
-FOLDED_CLASSES = (torch.device, torch.finfo, torch.iinfo, complex, bytes, type)
+FOLDED_CLASSES = (torch.device, torch.finfo, torch.iinfo, numpy.finfo, numpy.iinfo, complex, bytes, type)
 REFUSED_CLASSES = (torch.Tensor, torch.autograd.Function)
 
 

@@ -451,8 +451,8 @@ def as_python(tx: Tracer, value: AbstractValue, instead=lambda value: None):
     raise NotConstant
 
 
-GIVEN_AS_THEY_ARE = (type, types.BuiltinFunctionType, types.ModuleType, torch.finfo, torch.iinfo, types.GenericAlias,
-         types.UnionType, enum.Enum, torch.torch_version.TorchVersion)
+GIVEN_AS_THEY_ARE = (type, types.BuiltinFunctionType, types.ModuleType, torch.finfo, torch.iinfo, numpy.finfo, numpy.iinfo,
+                      types.GenericAlias, types.UnionType, enum.Enum, torch.torch_version.TorchVersion)
 
 
 # %% [markdown]

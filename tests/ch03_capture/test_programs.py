@@ -13,6 +13,7 @@ import operator
 import types
 from typing import NamedTuple
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -642,6 +643,54 @@ def breaks_on_branch(x):
     else:
         z = y - 1
     return z
+
+
+@program
+def dictionaries_from_keys(x):
+    d = collections.defaultdict.fromkeys("ab", x + 1)
+    d["c"] = x
+    o = collections.OrderedDict.fromkeys("ba")
+    o.move_to_end("b")
+    try:
+        d["d"]
+    except KeyError as error:
+        return d, o, dict.fromkeys([1], [x]), str(error)
+
+
+@program
+def methods_of_functions(x):
+    def add(a, *, b=2):
+        return a + b
+    part = functools.partial(add, b=3)
+    names = "__call__", "__get__", "__eq__", "__reduce__", "__subclasshook__", "__name__", "__wrapped__", "func", "nothing"
+    return [hasattr(f, n) for f in (add, part) for n in names], add.__call__(x), part.__call__(x, b=4), part.__doc__ is None
+
+
+@program
+def class_attributes_of_containers(x):
+    return x + 1, [].__hash__ is None, {}.__hash__ is None, [].__doc__ == list.__doc__, {x.ndim}.__new__ is set.__new__
+
+
+LIMITS = numpy.finfo(numpy.float32)
+
+
+@program
+def limits_of_numpy(x):
+    info = numpy.finfo(numpy.float16)
+    return x * info.max, float(info.eps), info.bits, LIMITS.max, numpy.iinfo("int8").bits, x + numpy.finfo("float64").tiny
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct")
+@program
+def a_tensor_of_a_tensor(x):
+    y = torch.tensor(x, dtype=torch.float64)
+    y.add_(1)
+    return y, torch.tensor(x.T), torch.tensor(x[:, :1].expand(2, 3)).stride()
+
+
+@program
+def settings_of_autocast(x):
+    return x.to(torch.get_autocast_dtype("cpu")), x.to(torch.get_autocast_gpu_dtype()), x.to(torch.get_autocast_cpu_dtype())
 
 
 @program(graphs=2)

@@ -14,6 +14,7 @@ import functools
 import math
 import sys
 import types
+import warnings
 
 import numpy
 import pytest
@@ -883,6 +884,32 @@ def called_under_inference_mode():
         with torch.inference_mode():
             return f(x)
     return g, (rand(3),)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_whether_a_tensor_was_made_under_inference_mode(mode):
+    def f(x, y):
+        tensors = x, x + 1, x[1:], y, y * 2, y[1:], torch.ones(2), y.detach(), x.view(-1).clone()
+        return [t.is_inference() for t in tensors], torch.is_inference(y)
+    with torch.inference_mode():
+        made = torch.ones(3)
+    compiled = minicompile.compile(f, fullgraph=True, backend="eager")
+    for x, y in ((torch.ones(3), made), (made, torch.ones(3))):
+        with mode():
+            assert compiled(x, y) == f(x, y)
+
+
+def test_a_tensor_of_a_tensor_warns_at_its_line():
+    def f(x):
+        return torch.tensor(x) + 1
+    compiled = minicompile.compile(f, fullgraph=True, backend="eager")
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            compiled(torch.ones(3))
+            f(torch.ones(3))
+        said, expected = [(str(w.message), w.category, w.filename, w.lineno) for w in seen]
+        assert said == expected
 
 
 @feature(graphs=None)

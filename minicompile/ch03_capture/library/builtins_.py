@@ -34,8 +34,8 @@ from ..operations import binary, fold, later, printed, specialize
 from ..protocol import METHODS, method, special
 from ..tracer import answer, bases, call, location, plain_python, unsupported
 from ..values import (
-    AbstractValue, CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal, PartialVal, SliceVal,
-    SuperVal, SymVal, TRUE, TensorVal, TupleVal, boolean, const, describe, is_class, is_unseen)
+    AbstractValue, CellVal, Const, DictVal, ExcVal, FALSE, FuncVal, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal, PartialVal,
+    SliceVal, SuperVal, SymVal, TRUE, TensorVal, TupleVal, boolean, const, describe, is_class, is_unseen)
 from ..varying import computed
 from ..wrap import as_python, guard_keys, is_made_per_call, wrap
 from .containers import dict_update, result_of, set_of, sort_values, stop_iteration
@@ -52,6 +52,20 @@ EMPTY = TupleVal()
 # through `dict_update`, as in Python.
 
 # %%
+def filled(tx, dictionary, other, kwargs=None):
+    dict_update(tx, dictionary, other, **(kwargs or {}))
+    return dictionary
+
+
+def from_keys(cls, tx, keys, value=NONE):
+    return filled(tx, DictVal(cls=cls), ListVal(items=[TupleVal(items=[key, value]) for key in unpack(tx, keys)]))
+
+
+# %% [markdown]
+# A row is called with the trace and the values of the arguments, so its parameters are those of the constructor in Python. What
+# is no container but stands for one, as a `deque` does for a list, is told by its class.
+
+# %%
 HANDLED.update({
     list: lambda tx, items=EMPTY: ListVal(items=unpack(tx, items)),
     torch.Size: lambda tx, items=EMPTY: TupleVal(items=unpack(tx, items), cls=torch.Size),
@@ -63,17 +77,14 @@ HANDLED.update({
         items=collections.deque(unpack(tx, items), maxlen.value), cls=collections.deque),
     slice: lambda tx, start, stop=None, step=NONE, /: SliceVal(NONE, start, NONE) if stop is None else SliceVal(start, stop, step),
     dict: lambda tx, other=None, /, **kwargs: filled(tx, DictVal(), other, kwargs),
-    dict.fromkeys: lambda tx, keys, value=NONE: filled(
-        tx, DictVal(), ListVal(items=[TupleVal(items=[key, value]) for key in unpack(tx, keys)])),
+    **{cls.fromkeys: functools.partial(from_keys, cls) for cls in (dict, collections.OrderedDict, collections.defaultdict)},
     collections.defaultdict: lambda tx, factory=NONE, other=None, /, **kwargs: filled(
         tx, DictVal(cls=collections.defaultdict, factory=None if factory is NONE else factory), other, kwargs),
     collections.OrderedDict: lambda tx, other=None, /, **kwargs: filled(tx, DictVal(cls=collections.OrderedDict), other, kwargs),
 })
 
 
-def filled(tx, dictionary, other, kwargs=None):
-    dict_update(tx, dictionary, other, **(kwargs or {}))
-    return dictionary
+METHODS.update({(kind, "__call__"): lambda tx, self, /, *args, **kwargs: call(tx, self, args, kwargs) for kind in (FuncVal, PartialVal)})
 
 
 @handles(tuple)

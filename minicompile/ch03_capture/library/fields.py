@@ -105,13 +105,16 @@ def plain_attribute(tx, value, name):
     # Whether the `__init__` of an exception was run, or Python has raised it, is not known
     if lookup(cls, name) is MISSING and not (type(value) is ExcVal and python_method(cls, "__init__")):
         no_attribute(cls, name)
-    if type(value) in (PartialVal, FuncVal, ExcVal, MethodName):
+    if type(value) in (ExcVal, MethodName):
         unsupported(tx, f"the attribute {name} of {describe(value)}")
     return method_in_c(tx, value, name, lookup(cls, name))
 
 
 def method_in_c(tx, value, name, found):
-    """The method `found` of a value; what is computed when it is read, as `__dict__`, is none."""
+    """The method `found` of a value; what is computed when it is read, as `__dict__`, is none, and what is no descriptor, as the
+    `__hash__` of a list, is what it is."""
+    if not hasattr(type(found), "__get__"):
+        return wrap(tx, found)
     if isinstance(found, (types.GetSetDescriptorType, types.MemberDescriptorType)):
         unsupported(tx, f"the attribute {name} of {describe(value)}")
     return MethodName(self=value, name=name)

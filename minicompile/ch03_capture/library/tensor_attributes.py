@@ -18,10 +18,10 @@ from ...ch02_guards.sources import AttrSource, CallSource
 from ...ch02_guards.torch_guards import PLAIN_TYPES
 from ..calls import handles
 from ..protocol import METHODS, method
-from ..storage import guard_place, guard_strides, taken_without_gradients
+from ..storage import guard_place, guard_strides, inputs_around, taken_without_gradients
 from ..tensors import TENSOR_ATTRIBUTES, call_tensor_method, check_unused, emit, said_by, tensor_shape
 from ..tracer import call, guard, unsupported
-from ..values import Const, MethodName, NONE, ObjVal, TRUE, TensorVal, const
+from ..values import Const, MethodName, NONE, ObjVal, TRUE, TensorVal, boolean, const
 from ..wrap import part, wrap
 
 attribute = TENSOR_ATTRIBUTES.of
@@ -114,6 +114,17 @@ def is_shared(tx, self):
         return call_tensor_method(tx, self, "is_shared", [], {})
     guard(tx, part(CallSource, self.source, "is_shared"), "CONSTANT_MATCH", self.real.is_shared())
     return const(self.real.is_shared())
+
+
+# %% [markdown]
+# An inference tensor has no version counter, and can be saved for no derivative. Under `inference_mode()` whatever is made is one, but
+# not what shows the memory of a normal input; outside of it only what shows that of an input that was made under it.
+
+# %%
+@method(TensorVal, "is_inference")
+def is_inference(tx, self):
+    inputs = inputs_around(tx, self.fake)
+    return boolean(inputs[0].real.is_inference() if inputs else tx.options.inference)
 
 
 METHODS.update(dict.fromkeys([(TensorVal, "dim"), (TensorVal, "ndimension")], lambda tx, self: const(self.fake.dim())))

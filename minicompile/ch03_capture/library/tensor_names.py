@@ -20,7 +20,7 @@ REFUSED_METHODS = frozenset((
     "detach_", "is_pinned", "__array__", "__dlpack__", "register_post_accumulate_grad_hook", "is_set_to",
     "apply_", "map_", "map2_", "__reduce_ex__", "storage_type", "rename_", "sparse_resize_",
     "__bool__", "__int__", "__float__", "__index__", "__repr__", "__str__", "__format__", "__contains__",
-    "_make_subclass", "as_subclass", "__complex__", "__hash__", "is_inference"))
+    "_make_subclass", "as_subclass", "__complex__", "__hash__"))
 READ_FROM_INPUT = frozenset(("grad", "is_leaf", "grad_fn", "name", "grad_dtype"))
 TAKES_SIZES = frozenset(("view", "reshape", "expand", "repeat", "new_zeros", "new_ones", "new_empty", "new_full",
                          "unflatten", "narrow", "as_strided", "tile"))

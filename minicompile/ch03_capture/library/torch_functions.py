@@ -29,7 +29,7 @@ from ..protocol import method
 from ..tensors import call_tensor_method, emit, run_fake, to_arg, wrap_result
 from ..tracer import answer, guard, is_library, line_of, unsupported
 from ..values import (
-    AbstractValue, Const, DictVal, FALSE, ListVal, NONE, NotConstant, SymVal, TensorVal, TupleVal, boolean, const)
+    AbstractValue, Const, DictVal, FALSE, ListVal, NONE, NotConstant, SymVal, TRUE, TensorVal, TupleVal, boolean, const)
 from ..wrap import as_python, wrap, wrap_constant
 from .builtins_ import folded, refused
 from .graph_functions import call_graph_function, name_device
@@ -83,6 +83,9 @@ for _function in (
         torch.get_deterministic_debug_mode, torch.cuda.is_current_stream_capturing,
         *([torch.distributed.is_initialized] if torch.distributed.is_available() else [])):
     HANDLED[_function] = setting(_function)
+HANDLED.update({                        # the old names
+    torch.get_autocast_gpu_dtype: lambda tx: HANDLED[torch.get_autocast_dtype](tx, const("cuda")),
+    torch.get_autocast_cpu_dtype: lambda tx: HANDLED[torch.get_autocast_dtype](tx, const("cpu"))})
 
 
 # %% [markdown]
@@ -97,6 +100,7 @@ HANDLED.update({
     torch._C._log_api_usage_once: constant_answer(None),
     torch.is_inference_mode_enabled: lambda tx: boolean(tx.options.inference),
     torch.is_tensor: lambda tx, value: boolean(type(value) is TensorVal),
+    torch.is_inference: lambda tx, input: call_method(tx, input, "is_inference", [], {}),
     torch.jit.annotate: lambda tx, the_type, the_value: the_value,
     torch.compiler.cudagraph_mark_step_begin: constant_answer(None),         # outputs are never overwritten (chapter 11)
     torch.nn.attention.sdpa_kernel: refused("sdpa_kernel(), which chooses kernels for all that runs inside"),
@@ -146,6 +150,8 @@ def as_tensor(tx, data, dtype=NONE, device=NONE):
 def make_tensor(function, tx, /, *args, **kwargs) -> AbstractValue:
     """torch.tensor(data): the data must be constants. Its fake is taken from a real tensor made here. NumPy's
     numbers, which become Python's in the graph, decide on the dtype."""
+    if function is torch.tensor and len(args) == 1 and type(args[0]) is TensorVal and not kwargs.keys() - {"dtype", "device"}:
+        return tensor_of_tensor(tx, args[0], kwargs)
     kwargs = name_device(function, kwargs)
     if args and type(args[0]) is Const and type(args[0].value) is numpy.bool_:
         args = [boolean(args[0].value), *args[1:]]
@@ -164,7 +170,7 @@ def make_tensor(function, tx, /, *args, **kwargs) -> AbstractValue:
         return made
     node = tx.graph.create_node("call_function", function, fx_args, fx_kwargs)
     if node.all_input_nodes:
-        unsupported(tx, "torch.tensor() of tensors")
+        unsupported(tx, "torch.tensor() of tensors among other data")
     try:
         with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
             real = function(*fx_args, **{**fx_kwargs, "device": "cpu"})
@@ -174,6 +180,17 @@ def make_tensor(function, tx, /, *args, **kwargs) -> AbstractValue:
     result = run_fake(tx, torch.empty, (tuple(real.shape),), {
         "dtype": real.dtype, "device": device, "requires_grad": real.requires_grad})
     return wrap_result(tx, node, result)
+
+
+# %% [markdown]
+# Of a tensor it makes a copy without a history, which lies as the tensor does, and PyTorch says that there are better words for that.
+
+# %%
+def tensor_of_tensor(tx, tensor, named) -> AbstractValue:
+    warn(tx, const("To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
+                   "sourceTensor.detach().clone().requires_grad_(True), rather than torch.tensor(sourceTensor)."))
+    named = {k: v for k, v in named.items() if v is not NONE}
+    return call_method(tx, call_method(tx, tensor, "detach", [], {}), "to", [], {"dtype": const(tensor.fake.dtype), **named, "copy": TRUE})
 
 
 # %% [markdown]
