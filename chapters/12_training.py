@@ -408,7 +408,7 @@ print(print_graph(captured))
 # now; what it leaves with instead is the subject of a later section. The function behind the node is short, and it is
 # the one that runs with `backend="eager"`:
 #
-# %show minicompile.ch12_training.backward.gradients "with backward_pass"
+# %show minicompile.ch12_training.engine.gradients "with backward_pass"
 #
 # (`backward_pass` marks what is recorded meanwhile; a later section needs the marks. `to_be_kept` is explained in a
 # later section, too. `stops` are tensors beyond which this pass does not go, and `stopped_at` marks their nodes in
@@ -542,7 +542,7 @@ drawing(
 # tensors to autograd, so they have such a graph, and each `AccumulateGrad` in it holds a fake. The trace has a table,
 # `of_fake`, in which it finds its own value for that fake. The value knows its node in the captured graph, and
 # by which path the program reaches the tensor. This is the [function that does
-# it](ref:minicompile.ch12_training.backward.leaves_of). It is one of this chapter's
+# it](ref:minicompile.ch12_training.engine.leaves_of). It is one of this chapter's
 # [exercises](exercise:find-leaves).
 #
 # One end of the walk is not ours. If a tensor was computed *before* the compiled function was called, its history
@@ -650,7 +650,7 @@ print("the epilogue assigns:", "grad" in seen.captured[0].body, " the same tenso
 # is dense, which means without gaps or overlaps in memory, and those of a contiguous tensor otherwise. If the tensor
 # has no elements there is nothing to copy, and `form` itself is the gradient.
 #
-# %show minicompile.ch12_training.backward.to_be_kept
+# %show minicompile.ch12_training.engine.to_be_kept
 #
 # The second condition, the strides, is visible with a transposed weight. The formula of the product returns the
 # gradient transposed, as a view. Eager's engine would copy it into the parameter's strides, and so do we, in the graph,

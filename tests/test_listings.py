@@ -32,7 +32,7 @@ from minicompile.ch02_guards import codegen
 from minicompile.ch02_guards.guards import in_words
 from minicompile.ch02_guards.identity import weakly
 from minicompile.ch02_guards.sources import LocalSource, ModuleAttrSource
-from minicompile.ch03_capture import no_hook
+from minicompile.ch03_capture import attributes, no_hook, values
 from minicompile.ch03_capture.capture import CaptureOptions, trace_frame
 from minicompile.ch03_capture.hook import kept
 from minicompile.ch04_breaks.resume import pieces
@@ -51,8 +51,9 @@ from minicompile.ch08_fusion.fuse import fuse
 from minicompile.ch08_fusion.kernel import Kernel
 from minicompile.ch08_fusion.reference import emit_reference, verify_kernel, verify_schedule
 from minicompile.ch08_fusion.values import link
-from minicompile.ch09_triton import launch
-from minicompile.ch09_triton.emit import emit_triton, plan
+from minicompile.ch09_triton import emit, launch
+from minicompile.ch09_triton.emit import emit_triton
+from minicompile.ch09_triton.plan import plan
 from minicompile.ch10_cpp import nests
 from minicompile.ch10_cpp.emit import emit_cpp
 from minicompile.ch11_runtime.cudagraphs import GraphSet
@@ -174,6 +175,73 @@ def told(f, *inputs):
     """A function, what its version asks for, what follows the graph, and the graph."""
     [found] = watch(f, *inputs, backend="eager").captured
     return "\n".join([inspect.getsource(f), *map(in_words, found.guards), found.body, graphs(found.gm)])
+
+
+class Config:
+    scale = 2.0
+
+
+def configured(x):
+    if hasattr(F, "my_relu"):
+        return F.my_relu(x)
+    return F.relu(x) * Config.scale
+
+
+class Layer:
+    factor = 2.0
+
+    def double(self):
+        return self.factor * 2
+
+    @property
+    def half(self):
+        return self.factor / 2
+
+    @classmethod
+    def made(cls):
+        return cls()
+
+    @staticmethod
+    def root(x):
+        return x.sqrt()
+
+
+def bound():
+    """What lies in a class, and what reading it gives."""
+    rows, bind_attribute = {}, attributes.bind_attribute
+
+    def seen(tx, obj, name, found, *further):
+        value = bind_attribute(tx, obj, name, found, *further)
+        rows[name] = f"{name:<8}{type(found).__name__:<14}{values.describe(value)}"
+        return value
+
+    def read(layer, x):
+        layer.factor, layer.double, layer.half, layer.made, layer.root
+        return x + 1
+
+    with mock.patch.object(attributes, "bind_attribute", seen):
+        watch(read, Layer(), torch.ones(3), backend="eager")
+    return inspect.getsource(Layer) + "\n".join(rows.values())
+
+
+class Part:
+    pass
+
+
+def looked_up(x, table, part):
+    if "bias" in table:
+        return x + table["bias"]
+    return x * table[part]
+
+
+def unpacked(x, pair, log, options, method):
+    first, second = pair
+    log.append(first)
+    return method(x) * options["scale"]
+
+
+def unpacking():
+    return told(unpacked, torch.ones(3), (1.5, 2.5), [7, 8], {"scale": 3.0, "shift": 1.0}, torch.nn.ReLU().forward)
 
 
 class Scaled:
@@ -501,6 +569,31 @@ def tiled():
     return "\n".join(rows)
 
 
+def in_rows():
+    """How rows of several lengths are dealt with."""
+    rows = []
+    for n in 64, 1024, 16384, 50257:
+        [step] = fuse(lower(graph_of(centred, torch.empty(4096, n), gpu=True))).steps
+        _, c = plan(link(canonical(step, canonical_names(step))))
+        blocks = f"XBLOCK {c.blocks['x']}, RBLOCK {c.blocks['r']}"
+        rows.append(f"{f'{n} numbers in a row':<25}{blocks:<24}{'in registers' if c.persistent else 'walked along'}, {c.num_warps} warps")
+    return "\n".join(rows)
+
+
+def step_by_step():
+    rows, print_step = [], emit.print_step
+
+    def seen(p, step):
+        before = len(p.lines)
+        print_step(p, step)
+        rows.append(f"{step.op:<10}{' '.join(line for line, _ in p.lines[before:])}")
+
+    with mock.patch.object(emit, "print_step", seen):
+        picked = torch.zeros(40, dtype=torch.int64)
+        kernel(emit_triton, lambda x, i: torch.relu(x[i]).half(), torch.ones(65, 100), picked, gpu=True)
+    return "\n".join(rows)
+
+
 def gelu_turned(x, b):
     return F.gelu(x + b).t() * 2
 
@@ -697,6 +790,18 @@ def remembered():
               "a function of the program": function, "a module, torch.nn.Linear(2, 2)": torch.nn.Linear(2, 2)}
     rows = [f"{words:<34} {how(thing)}" for words, thing in things.items()]
     return "\n".join([*rows, f"{'a list':<34} {how([])}: there are no weak references to it"])
+
+
+def hooked(p, x):
+    h = p * x
+    h.register_hook(lambda g: g * 2)
+    h.sum().backward()
+
+
+def twice(p, x):
+    (p * x).sum().backward()
+    (p * 3).sum().backward()
+    return p.grad.norm()
 
 
 def halved(p, x):
@@ -940,6 +1045,10 @@ LISTINGS = {
     "ch02_guards/sources.py": reached,
     "ch03_capture/__init__.py": interpreted,
     "ch03_capture/attributes.py": lambda: inspect.getsource(Scaled) + told(scaled, Scaled(), torch.ones(3)),
+    "ch03_capture/builders.py": unpacking,
+    "ch03_capture/class_attributes.py": lambda: inspect.getsource(Config) + told(configured, torch.ones(3)),
+    "ch03_capture/descriptors.py": bound,
+    "ch03_capture/keys.py": lambda: told(looked_up, torch.ones(3), {(p := Part()): 2.0, "scale": 3.0}, p),
     "ch03_capture/no_hook.py": peeled,
     "ch03_capture/effects.py": statements,
     "ch03_capture/epilogue.py": lambda: told(refreshed, cached(), torch.ones(3)),
@@ -979,7 +1088,10 @@ LISTINGS = {
     "ch09_triton/__init__.py": lambda: kernel(emit_triton, *CENTRED, gpu=True),
     "ch09_triton/launch.py": launched,
     "ch09_triton/tiling.py": tiled,
-    "ch09_triton/emit.py": lambda: kernel(emit_triton, lambda x: torch.relu(x) + 1, torch.ones(1000), gpu=True),
+    "ch09_triton/emit.py": lambda: "\n".join(kernel(emit_triton, *program, gpu=True) for program in (
+        (lambda x: torch.relu(x) + 1, torch.ones(1000)), (centred, torch.empty(4096, 50257)))),
+    "ch09_triton/plan.py": in_rows,
+    "ch09_triton/printer.py": step_by_step,
     "ch10_cpp/__init__.py": lambda: kernel(emit_cpp, *CENTRED),
     "ch10_cpp/nests.py": in_scopes,
     "ch11_runtime/__init__.py": host,
@@ -987,6 +1099,8 @@ LISTINGS = {
     "ch11_runtime/host.py": host_of_a_layer,
     "ch11_runtime/numbers.py": apart,
     "ch12_training/__init__.py": trained,
+    "ch12_training/backward.py": lambda: told(twice, torch.ones(3, requires_grad=True), torch.ones(3)),
+    "ch12_training/walk.py": lambda: told(hooked, torch.ones(3, requires_grad=True), torch.ones(3)),
     "ch12_training/memory.py": in_one_graph,
     "ch12_training/slots.py": lambda: told(halved, torch.ones(3, requires_grad=True), torch.ones(3)),
     "ch13_tuning/__init__.py": in_channels_last}

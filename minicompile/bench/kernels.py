@@ -21,9 +21,10 @@ from ..ch08_fusion.fuse import fuse
 from ..ch08_fusion.groups import FusionOptions
 from ..ch08_fusion.kernel import Kernel
 from ..ch08_fusion.values import link
-from ..ch09_triton.emit import emit_triton, plan
+from ..ch09_triton.emit import emit_triton
 from ..ch09_triton.heuristics import Config
 from ..ch09_triton.passes import with_online_softmax
+from ..ch09_triton.plan import plan
 from ..ch11_runtime.host import compile_schedule
 from ..errors import MinicompileError
 from .run import environment

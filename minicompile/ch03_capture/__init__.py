@@ -39,11 +39,12 @@
 #
 # 1. `hook.py` and `frame_hook.c` get hold of a frame before its first instruction runs (`no_hook.py`: without CPython's headers);
 # 2. `tracer.py`, what a trace has written so far; `values.py` (with `exceptions.py` and `lookup.py`), `interpreter.py` (with
-#    `binding.py`), `wrap.py` and `inputs.py`: the values, the machine that runs bytecode on them, and how an object of the
-#    program becomes a value;
+#    `binding.py`), `wrap.py` (with `builders.py` and `keys.py`) and `inputs.py`: the values, the machine that runs bytecode on
+#    them, and how an object of the program becomes a value;
 # 3. `tensors.py`, where the graph grows (`storage.py`: what a program sees of memory; `constants.py`: tensors that are known);
-#    `protocol.py`, how an operator finds its method; `attributes.py`, `iterate.py`, `operations.py` (with `varying.py`),
-#    `comparisons.py`, `subscripts.py`, `methods.py` and `calls.py`, what Python means by `.`, `for`, `+`, `<`, `[]` and `()`;
+#    `protocol.py`, how an operator finds its method; `attributes.py` (with `descriptors.py` and `class_attributes.py`),
+#    `iterate.py`, `operations.py` (with `varying.py`), `comparisons.py`, `subscripts.py`, `methods.py` and `calls.py`, what Python
+#    means by `.`, `for`, `+`, `<`, `[]` and `()`;
 #    `library`, what has no bytecode to look at, one by one, among it `library/items.py` and `library/iterators.py`, what `[]` and
 #    `for` do to each kind of container, `library/modules.py`, modules of PyTorch, `library/classes.py`, classes that the trace
 #    itself makes, `library/contexts.py`, context managers, `library/control_flow.py`, branches and scans that are functions, and

@@ -46,25 +46,27 @@
 # %%
 import enum
 import functools
-import sys
 import types
 
 import torch
 
 from ..ch02_guards.guards import class_lookup, slot, slot_is_empty
 from ..ch02_guards.identity import HEAP_TYPE
-from ..ch02_guards.sources import (
-    AttrSource, ClassAttrSource, ConstantSource, FieldSource, InstanceDictSource, ItemSource, SlotSource, Source)
-from .effects import changed, touch
+from ..ch02_guards.sources import AttrSource, FieldSource, InstanceDictSource, ItemSource, SlotSource
+from .class_attributes import class_attribute, constant_attribute, python_module_attribute
+from .descriptors import (
+    SLOTS_ONLY, bind_attribute, guard_bare, is_library_class, is_property, no_accessor, no_attribute, own_fields, part_of_class,
+    written_in_class)
+from .effects import touch
 from .exceptions import UserError, user_error
 from .interpreter import unless_raised
+from .keys import entries
 from .lookup import MISSING, lookup, python_method
 from .tensors import tensor_attribute
-from .tracer import PYTHON, Tracer, answer, call, constant_source, guard, read_once, unsupported, written_global
+from .tracer import PYTHON, Tracer, call, guard, unsupported
 from .values import (
-    AbstractValue, CONSTANT_TYPES, Const, DELETED, DictVal, Lazy, ListVal, MethodName, MethodVal, NONE, NUMBERS, ObjVal,
-    SetVal, SymVal, Table, TensorVal, TupleVal, const, describe, is_class)
-from .wrap import entries, part, realize, wrap
+    AbstractValue, Const, DELETED, DictVal, ListVal, NONE, ObjVal, SetVal, SymVal, Table, TensorVal, TupleVal, const, describe, is_class)
+from .wrap import part, realize, wrap
 
 GETATTR = Table()                    # kind of value -> function(tx, value, name) -> AbstractValue
 # kind of value, or `type`, for classes of the trace -> function(tx, value, name, new value; None deletes), or NotImplemented
@@ -89,52 +91,6 @@ def has_attribute(tx: Tracer, value: AbstractValue, name: str) -> bool:
 
 
 GETATTR[TensorVal] = tensor_attribute
-
-
-# %% [markdown]
-# An attribute that is missing is an ordinary event: programs ask `hasattr(self, "cache")`, or catch the AttributeError, and may print
-# it. So it is raised in the traced program, by `user_error`, in the words that this version of Python has for the case. An object
-# whose class has `__slots__` keeps attributes in places of fixed offset, and such a place may be empty; that it was is guarded as well.
-# `own_fields` reads the dictionary of a real object past a `__getattribute__` of the program's.
-
-# %%
-SLOTS_ONLY = " and no __dict__ for setting new attributes" if PYTHON >= (3, 13) else ""
-
-
-def no_attribute(value_cls, name, more=None):
-    """more: words that follow when the attribute cannot be written; before 3.13 that error has no `name`."""
-    named = const(name) if PYTHON >= (3, 13) else NONE
-    own = value_cls.__flags__ & HEAP_TYPE or value_cls.__module__ == "builtins"         # of others C knows the full name only
-    called = value_cls.__name__ if own else f"{value_cls.__module__}.{value_cls.__name__}"
-    user_error(AttributeError, f"'{called}' object has no attribute '{name}'{more or ''}",
-               **({} if more is None else {"name": named}))
-
-
-def no_accessor(cls, name, kind):
-    user_error(AttributeError, f"property {name!r} of {cls.__qualname__!r} object has no {kind}er")
-
-
-def empty_slot(tx, obj, name):
-    """What reading a slot without a value raises."""
-    cls = obj.cls
-    guard_empty(tx, obj, name)
-    full = cls.__qualname__ if cls.__module__ == "__main__" else f"{cls.__module__}.{cls.__qualname__}"
-    called = cls.__name__ if PYTHON < (3, 13) else full
-    user_error(AttributeError, f"'{called}' object has no attribute '{name}'")
-
-
-def guard_empty(tx, obj, name):
-    if name not in obj.attrs:
-        guard(tx, obj.source, "EMPTY_SLOT", name)
-
-
-def own_fields(real) -> dict | None:
-    """The `__dict__` of an object."""
-    read = type(real).__getattribute__
-    try:
-        return (object.__getattribute__ if type(read) is types.FunctionType else read)(real, "__dict__")
-    except AttributeError:
-        return None
 
 
 # %% [markdown]
@@ -173,7 +129,7 @@ def get_plainly(tx, obj, name):
 # which is `get_plainly`.
 #
 # `found_attribute` begins with what the trace has written, since that hides everything else. Modules,
-# classes, functions and members of an enum have rules of their own. All others are instances, and for them
+# classes, functions and members of an enum have rules of their own (`class_attributes.py`). All others are instances, and for them
 # the steps of Python are written down one after the other in `instance_attribute`: a property or
 # another data descriptor of the class; the instance's own dictionary; a method or another non-data
 # descriptor of the class.
@@ -242,6 +198,25 @@ def instance_attribute(tx, obj, name, found):
 
 
 # %% [markdown]
+# An object whose class has `__slots__` keeps attributes in places of fixed offset, and such a place may be empty; that it was is guarded
+# as well.
+
+# %%
+def empty_slot(tx, obj, name):
+    """What reading a slot without a value raises."""
+    cls = obj.cls
+    guard_empty(tx, obj, name)
+    full = cls.__qualname__ if cls.__module__ == "__main__" else f"{cls.__module__}.{cls.__qualname__}"
+    called = cls.__name__ if PYTHON < (3, 13) else full
+    user_error(AttributeError, f"'{called}' object has no attribute '{name}'")
+
+
+def guard_empty(tx, obj, name):
+    if name not in obj.attrs:
+        guard(tx, obj.source, "EMPTY_SLOT", name)
+
+
+# %% [markdown]
 # What is left is what all instances share. A `cached_property` is the one thing of a class that writes: its result is stored in
 # the instance, and the next call finds it there and not the property, hence the guard that it is not there yet.
 
@@ -265,58 +240,11 @@ def shared_attribute(tx, obj, name, found, at=None):
     return None
 
 
-def guard_bare(tx, obj, name):
-    """The object has no attribute `name` of its own, in front of what its class has, unless the trace has deleted it."""
-    if own_fields(obj.real) is not None and name not in obj.attrs:
-        guard(tx, part(InstanceDictSource, obj.source), "NO_KEY", name)
-
-
 # %% [markdown]
-# What lies in a class is not yet the attribute. A function becomes a method that remembers the instance, a
-# property is called, a `staticmethod` is unwrapped. This is Python's descriptor protocol, and its kinds
-# follow here. A descriptor that the program has written is called like any function of the program. One
-# that others wrote in C is asked, as long as the trace has not changed what it might look at.
-#
 # `vars(obj)` gives a dictionary that is another view of the same attributes. It is made when somebody asks
 # for it, and from then on each write to one of the two is made to both.
 
 # %%
-def is_property(found) -> bool:
-    """Whether a thing in a class is a property, or of a class derived from it that reads and writes as it does."""
-    kind = type(found)
-    return kind is property or issubclass(kind, property) and all(
-        getattr(kind, name) is getattr(property, name) for name in ("__get__", "__set__", "__delete__"))
-
-
-BOUND = functools._lru_cache_wrapper, types.MethodDescriptorType, types.WrapperDescriptorType
-
-
-def bind_attribute(tx, obj, name, found, at=None, owner=None):
-    """What `obj.name` is when `found` lies in the class of `obj`, or as `super()` finds it in `owner`: the descriptor protocol."""
-    kind, cls = type(found), obj.cls
-    if kind is types.FunctionType:
-        return MethodVal(func=wrap(tx, found), self=obj, source=at)
-    if is_property(found):
-        return call(tx, wrap(tx, found.fget), [obj]) if found.fget else no_accessor(cls, name, "gett")
-    if kind is staticmethod:
-        return wrap(tx, found.__func__)
-    if kind is classmethod:
-        return MethodVal(func=wrap(tx, found.__func__), self=wrap(tx, cls))
-    if kind is types.ClassMethodDescriptorType:
-        return wrap(tx, getattr(cls, name))
-    if kind in BOUND:
-        return MethodVal(func=wrap(tx, found), self=obj)
-    if getter := python_method(kind, "__get__"):
-        return call(tx, wrap(tx, getter), [part_of_class(tx, owner or cls, name, found), obj, wrap(tx, cls)])
-    if hasattr(kind, "__get__"):             # a method made by Cython or pybind11
-        if obj.real is None or obj.attrs:
-            unsupported(tx, f"the attribute {name} of {describe(obj)}, made by {kind.__name__}")
-        return wrap(tx, getattr(obj.real, name), at)
-    if at is not None and not isinstance(at.base, ConstantSource):
-        return data_of_class(tx, cls, name, found, at)
-    return part_of_class(tx, owner or cls, name, found)
-
-
 def instance_dict(tx, obj):
     """vars(obj): a dictionary of its attributes, made when somebody asks for it and kept up to date."""
     if obj.fields is None and obj.real is None:
@@ -345,192 +273,6 @@ def store_in_dict(tx, obj, key, value):
             issubclass(obj.cls, torch.nn.Module) and issubclass(kind, (torch.nn.Module, torch.nn.Parameter)):
         unsupported(tx, f"writing {name} into the __dict__ of {describe(obj)}")
     put_attribute(tx, obj, name, value)
-
-
-# %% [markdown]
-# ## Classes, Python modules, functions
-#
-# Attributes of Python modules and of the program's classes may be rebound between calls, by a test that
-# patches `torch.nn.functional.linear` or a program that sets `torch.backends.cudnn.benchmark`, and are
-# guarded. It costs little: the dictionary of a Python module is rarely written (`stable.py` in chapter 2).
-
-# %%
-def python_module_attribute(tx, obj, name):
-    real, at = obj.real, constant_source(tx, obj.real)
-    if (written := written_global(tx, vars(real), name)) is not None:
-        return written if written is not DELETED else no_module_attribute(real, name)
-    return read_once(tx, real, name, lambda: find_module_attribute(tx, real, at, name))
-
-
-def find_module_attribute(tx, real, at, name):
-    if not hasattr(real, name):
-        guard(tx, InstanceDictSource(at), "NO_KEY", name)
-        if "__getattr__" in vars(real):
-            answer(tx, hasattr, real, name)              # it may find something later
-        else:
-            guard(tx, InstanceDictSource(at), "NO_KEY", "__getattr__")
-        no_module_attribute(real, name)
-    plain = type(real) is types.ModuleType and name in vars(real)
-    return wrap(tx, getattr(real, name),
-                ItemSource(InstanceDictSource(at), name) if plain else AttrSource(at, name))
-
-
-def no_module_attribute(real, name):
-    user_error(AttributeError, f"module '{real.__name__}' has no attribute '{name}'")
-
-
-# %% [markdown]
-# For a class the rules are those of `type.__getattribute__`. A function found in the class comes as it is, a
-# classmethod is bound to the class, and a descriptor is asked. What is left is data, and data of the program's own
-# classes may be rebound, so it gets a source and with it a guard. Of classes of torch and the standard library it is enough that
-# the same object still lies there, which the search has noted (`lookup.py`).
-#
-# `class_attribute` has the order: what the trace has written, facts that the object of a class holds itself (`class_fact`),
-# what the metaclass has if the class has nothing, functions, descriptors, data.
-
-# %%
-LIBRARY_PACKAGES = ("torch", "builtins", "collections", "typing", "enum", "functools")
-C_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.MemberDescriptorType,
-                 types.GetSetDescriptorType)
-
-
-def is_library_class(cls) -> bool:
-    return (cls.__module__ or "").split(".")[0] in LIBRARY_PACKAGES
-
-
-def in_library(module) -> bool:
-    """Whether a Python module without a file is one of torch or of Python."""
-    root = module.__name__.split(".")[0]
-    return root in LIBRARY_PACKAGES or root in sys.stdlib_module_names
-
-
-ORIGINAL_METHODS: dict = {}          # (class with a handler, name of a method) -> what it was when all handlers were there (`capture.py`)
-DECISIVE = ("__new__", "__init__", "__call__", "__enter__", "__exit__")
-
-
-def is_patched(cls) -> bool:
-    """Whether the program has put something of its own into a class with a handler: what that knows may be true no more."""
-    return any((cls, name) in ORIGINAL_METHODS and lookup(cls, name) is not ORIGINAL_METHODS[cls, name] for name in DECISIVE)
-
-
-def class_attribute(tx, obj, name):
-    cls, found = obj.real, lookup(obj.real, name)
-    kind = type(found)
-    if (written := written_in_class(tx, cls, name)) is not None:
-        return written
-    if isinstance(lookup(type(cls), name), (types.GetSetDescriptorType, types.MemberDescriptorType)) and hasattr(cls, name):
-        return class_fact(tx, obj, name)
-    if found is MISSING or isinstance(cls, enum.EnumMeta) and (isinstance(found, enum.Enum) or hasattr(kind, "__get__")):
-        return metaclass_attribute(tx, obj, name)
-    if isinstance(found, (types.FunctionType, staticmethod, classmethod, property, *C_DESCRIPTORS)):
-        return bind_to_class(tx, obj, found, cls, name)
-    if getter := python_method(kind, "__get__"):
-        return call(tx, wrap(tx, getter), [part_of_class(tx, cls, name, found), NONE, obj])
-    library = kind is types.ClassMethodDescriptorType or is_library_class(cls)
-    if library or obj.source is None:
-        return wrap(tx, getattr(cls, name)) if library else part_of_class(tx, cls, name, found)
-    return data_of_class(tx, cls, name, getattr(cls, name), AttrSource(obj.source, name))
-
-
-def class_fact(tx, obj, name):
-    """What the object of a class itself holds, its name, its bases or its `__dict__`, of which a view shows what lies in it."""
-    cls = obj.real
-    fixed = not cls.__flags__ & HEAP_TYPE or cls in tx.classes.made
-    source = None if fixed else obj.source or constant_source(tx, cls)
-    if name != "__dict__":
-        return wrap(tx, getattr(cls, name), part(AttrSource, source, name))
-    if changed(tx, cls) is not None:
-        unsupported(tx, f"the __dict__ of {describe(obj)}, which the trace has written to")
-    at = part(InstanceDictSource, source)
-    items = {key: (const(key), Lazy(found, part(ItemSource, at, key))) for key, found in vars(cls).items()}
-    return DictVal(items=items, cls=types.MappingProxyType, real=vars(cls), source=at)
-
-
-def data_of_class(tx, cls, name, found, at):
-    """`found`, which is no descriptor, is read at `at` in each call, and guarded by itself. Then it may be another thing of its type."""
-    if cls.__flags__ & HEAP_TYPE:
-        tx.classes.data.add((cls, name))
-    return wrap(tx, found, at)
-
-
-def part_of_class(tx, cls, name, found):
-    """`found`, the attribute of a class, as it lies in the class. A guard of its own says that it lies there;
-    what it is made of may change, and is looked up again in the next call."""
-    owner = next((base for base in cls.__mro__ if vars(base).get(name) is found), None)
-    if type(found) in CONSTANT_TYPES - NUMBERS or owner is None or owner in tx.classes.made or is_library_class(owner):
-        return wrap(tx, found)
-    return data_of_class(tx, cls, name, found, ClassAttrSource(constant_source(tx, cls), name))
-
-
-def bind_to_class(tx, obj, found, cls, name):
-    """What the class `obj` has in `found`, which a search from `cls` finds by this name."""
-    if type(found) is classmethod:
-        return MethodVal(func=wrap(tx, found.__func__), self=obj)
-    value = wrap(tx, found.__func__ if type(found) is staticmethod else found)
-    if type(found) is property and value.source is None:             # `lookup` has guarded it, but not its text
-        value.source = ClassAttrSource(constant_source(tx, cls), name)
-    return value
-
-
-# %% [markdown]
-# If the class and its bases do not have the name, the class is asked as an object: its metaclass may have it.
-# `Enum` makes most use of this.
-
-# %%
-def metaclass_attribute(tx, obj, name):
-    """What a class gets from its metaclass, and everything of an Enum."""
-    cls, found = obj.real, lookup(type(obj.real), name)
-    fallback = python_method(type(cls), "__getattr__") if found is MISSING else None
-    if fallback and not isinstance(cls, enum.EnumMeta):
-        return call(tx, wrap(tx, fallback), [obj, const(name)])
-    if not hasattr(cls, name):
-        guard(tx, obj.source, "NO_ATTR", name)
-        user_error(AttributeError, f"type object '{cls.__name__}' has no attribute '{name}'")
-    if in_python(found):
-        return bind_attribute(tx, obj, name, found)
-    plain = found is not MISSING and not hasattr(type(found), "__get__")
-    plain = plain and not isinstance(cls, enum.EnumMeta)
-    return part_of_class(tx, type(cls), name, found) if plain else wrap(tx, getattr(cls, name))
-
-
-def in_python(found) -> bool:
-    """Whether an attribute of a class is a method or a property written in Python."""
-    return isinstance(found.fget if is_property(found) else found, types.FunctionType)
-
-
-# %% [markdown]
-# Functions, builtins and members of Enums have attributes as well, few of which ever change. Those of functions and members are
-# guarded, and so is a name that is missing, since programs use both as a place to hang things on.
-
-# %%
-def constant_attribute(tx, obj, name):
-    """Attributes of functions, builtins and Enum members."""
-    real, found = obj.real, lookup(type(obj.real), name)
-    if isinstance(real, enum.Enum) and in_python(found):
-        return bind_attribute(tx, obj, name, found)
-    made = type(real) in tx.classes.made
-    source = source_of_function(tx, obj) if isinstance(real, (types.FunctionType, enum.Enum)) and not made else None
-    if not hasattr(real, name):
-        guard(tx, part(InstanceDictSource, source), "NO_KEY", name)              # somebody may hang it on
-        no_attribute(type(real), name)
-    value = getattr(real, name)
-    if isinstance(value, types.MethodWrapperType):
-        return MethodName(self=obj, name=name)
-    if isinstance(value, types.BuiltinFunctionType):
-        return wrap(tx, value)
-    key = IN_MEMBER.get(name, name) if isinstance(real, enum.Enum) else None
-    if key is not None and vars(real).get(key, MISSING) is value:
-        return wrap(tx, value, part(FieldSource, source, key))
-    return wrap(tx, value, part(AttrSource, source, name))
-
-
-IN_MEMBER = {"name": "_name_", "value": "_value_"}            # where a member of an Enum keeps it
-
-
-def source_of_function(tx, obj) -> Source:
-    """Where a function, or a member of an Enum, is found: if nowhere, as the default of a parameter, the trace takes it for what it is, but
-    not what hangs on it."""
-    return obj.source or constant_source(tx, obj.real)
 
 
 # %% [markdown]
@@ -568,7 +310,7 @@ def set_object_attribute(tx, obj, name, value):
 # %% [markdown]
 # `cls.calls += 1`: a class of the program has attributes like an object, which lie in front of it in the same way. Here they have to be
 # data, before and after. Methods and other descriptors decide what attributes of objects mean, and all that is known about them is read
-# from the real class. What finds data, in an object of the class or of a derived one, asks `written_in_class` first.
+# from the real class.
 
 # %%
 DATA = (Const, SymVal, TensorVal, ListVal, TupleVal, DictVal, SetVal, ObjVal)
@@ -580,19 +322,6 @@ def may_write_to_class(obj, name, value) -> bool:
     plain = cls.__flags__ & HEAP_TYPE and lookup(type(cls), "__setattr__") is type.__setattr__ and not is_library_class(cls)
     return plain and type(value) in DATA and not name.startswith("__") and class_lookup(type(cls), name) is MISSING and all(
         class_lookup(kind, descriptor) is MISSING for kind in (type(lookup(cls, name)), value.cls) for descriptor in ("__get__", "__set__"))
-
-
-def written_in_class(tx, cls, name: str) -> AbstractValue | None:
-    """What the trace has written to the attribute that is found in `cls` by this name."""
-    if not tx.effects.changed:
-        return None
-    for base in cls.__mro__:
-        value = changed(tx, base)
-        if value is not None and name in value.attrs:
-            tx.classes.data.add((cls, name))
-            return value.attrs[name]
-        if name in vars(base):
-            return None
 
 
 # %% [markdown]

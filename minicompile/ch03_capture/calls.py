@@ -23,10 +23,13 @@ from ..ch01_graphs.floats import MATH
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ItemSource
 from ..errors import SkipFrame
-from .attributes import get_attribute, get_plainly, is_library_class, is_patched, store_attribute
+from .attributes import get_attribute, get_plainly, store_attribute
+from .builders import dict_contents
+from .descriptors import is_library_class, is_patched
 from .effects import changed
 from .exceptions import user_error, user_errors
 from .interpreter import inline
+from .keys import entries, guard_keys
 from .library.fields import NAMING
 from .library.graph_functions import call_graph_function, is_graph_function
 from .library.numpy_functions import call_numpy
@@ -39,7 +42,7 @@ from .tracer import (
 from .values import (
     AbstractValue, BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MethodName,
     MethodVal, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, boolean, describe)
-from .wrap import dict_contents, entries, guard_keys, is_made_per_call, part, wrap
+from .wrap import is_made_per_call, part, wrap
 
 
 # %%

@@ -33,13 +33,14 @@ from ..ch01_graphs.graph import Location, graph_module
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet, class_lookup
 from ..ch02_guards.identity import HEAP_TYPE, any_of, held
-from ..ch02_guards.torch_guards import replaced_methods
 from ..ch02_guards.sources import ClosureCellSource, GlobalsSource, InstanceDictSource, LocalSource, ModuleAttrSource
+from ..ch02_guards.torch_guards import replaced_methods
 from ..errors import SkipFrame, Unsupported, marked
 from . import opcodes, opcodes_calls  # noqa: F401 (they fill tables)
-from .attributes import DECISIVE, ORIGINAL_METHODS, own_fields
 from .binding import SUSPENDS
 from .calls import HANDLED
+from .comparisons import BRANCH_ON_VALUES
+from .descriptors import DECISIVE, ORIGINAL_METHODS, own_fields
 from .effects import written_storages
 from .epilogue import AHEAD, Epilogue, expression, output_text, pool, refuse_to_leave, write_effects
 from .exceptions import UserError
@@ -52,7 +53,6 @@ from .library import (  # noqa: F401
 from .library.contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .library.graph_functions import OVERLOADS
 from .lookup import MISSING, captures
-from .comparisons import BRANCH_ON_VALUES
 from .tensors import replaced_operator
 from .tracer import Globals, Tracer, is_users, location, module_of, step_of
 from .values import DictVal, Lazy, ObjVal, SymVal, TensorVal, TracebackVal, describe

@@ -32,9 +32,11 @@ import numpy
 import torch
 
 from .attributes import get_attribute
+from .builders import as_python, dict_contents
 from .constants import as_item
 from .exceptions import INTERPRETING, user_error, user_errors
 from .iterate import length, unpack
+from .keys import entries
 from .lookup import MISSING, captures, lookup
 from .operations import GRAPH_KINDS, ask, fold, raise_as_python
 from .protocol import as_dict, special
@@ -44,7 +46,7 @@ from .values import (
     AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SymVal, TensorVal,
     TupleVal, ViewVal, boolean, const, describe, is_identity)
 from .varying import varies_in
-from .wrap import as_python, dict_contents, entries, realize, wrap
+from .wrap import realize, wrap
 
 COMPARE = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
 MIRROR = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}

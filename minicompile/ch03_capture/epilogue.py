@@ -39,9 +39,9 @@ from ..errors import Unsupported
 from . import hook
 from .effects import difference_of_dicts, difference_of_lists, settled
 from .iterate import PLAIN_ITERATORS
+from .keys import is_plain_key, value_of_key
 from .lookup import native_new
 from .tracer import Tracer, constant_source, globals_of, location
-from .wrap import is_plain_key, value_of_key
 from .values import (
     AbstractValue, ByIdentity, ByValue, CellVal, Const, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
     MethodName, MethodVal, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TracebackVal, TupleVal, ViewVal,

@@ -26,12 +26,13 @@ import itertools
 
 from .exceptions import interprets, user_error, user_errors
 from .interpreter import advance, unless_raised
+from .keys import entries
 from .lookup import MISSING, lookup, python_method
 from .protocol import operate, special
 from .tracer import Tracer, unsupported
 from .values import (
     AbstractValue, Const, DictVal, GenVal, IterVal, ListVal, ObjVal, SetVal, TupleVal, ViewVal, const, describe)
-from .wrap import entries, realize
+from .wrap import realize
 
 
 def iterate(tx: Tracer, value: AbstractValue) -> AbstractValue:

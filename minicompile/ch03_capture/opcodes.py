@@ -27,19 +27,20 @@ import builtins
 
 from ..ch02_guards.sources import DictGetSource, GlobalsSource, InstanceDictSource, ItemSource, Source
 from .attributes import get_attribute, set_attribute
+from .comparisons import compare, identical, truth
 from .effects import touch
 from .exceptions import user_error
 from .interpreter import instructions, jump, opcode, pop_many, read_cell, read_local, store_local
 from .iterate import iterate, next_value, unpack
+from .keys import key_of
 from .methods import call_method
-from .comparisons import compare, identical, truth
 from .operations import binary, fold, joined, later, unary
 from .subscripts import contains, delete_item, get_item, set_item
 from .tracer import PYTHON, call, globals_of, is_library, location, read_once, unsupported, writable_globals, written_global
 from .values import (
     AbstractValue, CellVal, Const, DELETED, DictVal, ListVal, NONE, NULL, SetVal, SliceVal, TupleVal, boolean, const,
     describe)
-from .wrap import key_of, wrap, wrap_constant
+from .wrap import wrap, wrap_constant
 
 
 # %% [markdown]

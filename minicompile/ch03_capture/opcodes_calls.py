@@ -11,19 +11,21 @@ import types
 
 from ..ch02_guards.sources import ItemSource
 from .attributes import get_attribute
+from .builders import as_python
+from .comparisons import truth
 from .exceptions import UserError, user_error
 from .interpreter import Leave, advance, handled_exception, instructions, jump, opcode, pop_many, unless_raised
 from .iterate import length, next_value, unpack
+from .keys import guard_keys
 from .lookup import MISSING, lookup
 from .methods import call_method
 from .opcodes import constant_value
-from .comparisons import truth
 from .operations import unary
 from .tracer import PYTHON, answer, call, constant_source, plain_python, unsupported
 from .values import (
     Const, DictVal, ExcVal, FuncVal, GenVal, HandlingVal, ListVal, NONE, NULL, ObjVal, TupleVal, boolean, const, dict_of,
     is_class)
-from .wrap import as_python, guard_keys, realize, wrap
+from .wrap import realize, wrap
 
 
 # %% [markdown]

@@ -39,6 +39,7 @@ import numpy
 
 from ..ch01_graphs.floats import OPERATIONS
 from ..ch01_graphs.shapes import float_function
+from .builders import as_python
 from .exceptions import user_errors
 from .lookup import MISSING, lookup, python_method
 from .protocol import METHODS, as_dict, special
@@ -48,7 +49,7 @@ from .values import (
     AbstractValue, Const, ListVal, NUMBERS, NUMPY_SCALARS, NotConstant, ObjVal, SymVal, TensorVal, TupleVal, const, describe,
     is_unseen, unseen)
 from .varying import REFUSALS_OF_VALUES, computed
-from .wrap import as_python, wrap_constant
+from .wrap import wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
           "@": "matmul",

@@ -10,10 +10,11 @@
 # kind. The functions of `iterate.py` and `subscripts.py` only know what Python does when there is no such method.
 
 # %%
+from .builders import dict_contents
 from .lookup import python_method
 from .tracer import Tracer, call, unsupported
 from .values import AbstractValue, DictVal, ExcVal, IterVal, ListVal, NONE, ObjVal, Table, TupleVal
-from .wrap import dict_contents, wrap
+from .wrap import wrap
 
 # (kind of value, name) -> function(tx, self, *args, **kwargs): values in, a value or None out. Of a binary operator, None means
 # that it does not know the other operand.

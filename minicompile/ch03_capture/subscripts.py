@@ -42,15 +42,16 @@
 import operator
 import types
 
+from .builders import as_python
+from .comparisons import equal, truth
 from .exceptions import user_error
 from .iterate import values_of
-from .comparisons import equal, truth
+from .keys import guard_keys, guard_missing, key_in
 from .operations import fold
 from .protocol import operate, special
 from .tracer import Tracer, unsupported
 from .values import AbstractValue, DictVal, FALSE, NotConstant, TensorVal, const, describe
 from .varying import computed, varies_in
-from .wrap import as_python, guard_keys, guard_missing, key_in
 
 
 def is_among(tx, keys, item: AbstractValue) -> AbstractValue | None:

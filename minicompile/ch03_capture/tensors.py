@@ -36,6 +36,7 @@ from ..errors import Unsupported, marked
 from ..tables import Table
 from .constants import as_item, as_number, from_constants, function_and_rest, is_made_of_constants, known_tensor, name_of_target
 from .exceptions import user_error
+from .keys import entries
 from .library.tensor_names import METADATA, READ_FROM_INPUT, REFUSED_METHODS, TAKES_SIZES, VIEW_ATTRIBUTES
 from .lookup import MISSING, lookup
 from .storage import AS_STRIDED, check_strided, guard_not_a_view, guard_views, taken_without_gradients
@@ -43,7 +44,7 @@ from .tracer import Tracer, call, guard, is_library, location, say_where, step_o
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodName, MethodVal, NONE, NUMPY_SCALARS, ObjVal, SliceVal, SymVal, TensorVal,
     TupleVal, const, describe)
-from .wrap import entries, realize, wrap, wrap_constant
+from .wrap import realize, wrap, wrap_constant
 
 
 def to_arg(tx: Tracer, value: AbstractValue):

@@ -14,7 +14,7 @@
 #
 # | table | key | module |
 # |---|---|---|
-# | `BUILDERS`: what stands for a real object, and its guards | class | `wrap.py` |
+# | `BUILDERS`: what stands for a real object, and its guards | class | `wrap.py`, `builders.py` |
 # | `GETATTR`, `SETATTR`, `FIELDS`: its attributes | kind of value (and name) | `attributes.py`, `library/fields.py` |
 # | `METHODS`: methods and operators that are written in C | kind of value, name | `protocol.py`, `library/containers.py`, ... |
 # | `CALLS`: what calling it does | kind of value | `calls.py` |
@@ -227,7 +227,7 @@ def dict_of(named: dict, **fields) -> DictVal:
 # A view of a dictionary shows what the dictionary holds at any time, so it only remembers which one it is of. A set
 # is the hardest container, because a program can see in which order it gives its items. This order follows from
 # hashes and from the history of the set, and no description can foretell it. So a set is described by a real set, of the
-# keys that its items have (*Keys*, in `wrap.py`).
+# keys that its items have (`keys.py`).
 
 # %%
 class ViewVal(Mutable):

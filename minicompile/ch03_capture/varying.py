@@ -13,9 +13,10 @@ from ..ch01_graphs.floats import free_names
 from ..ch01_graphs.shapes import expr_of
 from ..ch02_guards.sources import ComputedSource, Source, VaryingItemSource
 from .inputs import TENSOR_TYPES, wrap_dynamic_number
+from .keys import entries
 from .tracer import Tracer, constant_source, guard
 from .values import AbstractValue, Const, ListVal, NotConstant, SliceVal, SymVal, TupleVal, boolean, is_identity, is_unseen
-from .wrap import entries, realize, wait, wrap
+from .wrap import realize, wait, wrap
 
 
 def computed(tx: Tracer, function, args, named: dict) -> AbstractValue | None:

@@ -35,5 +35,6 @@
 # 1. `ops.py`: a scalar operation as text (the table is in `rules`);
 # 2. `tiling.py`: which variables share an axis of a tile, and index expressions as text; `reductions.py`: folding an axis;
 # 3. `heuristics.py`: how large tiles are;
-# 4. `passes.py`: what is done to a kernel's graph of values first; `emit.py`: the text of a whole kernel;
+# 4. `passes.py`: what is done to a kernel's graph of values first; `plan.py`: which shape its programs have; `printer.py`: a step of
+#    it as text; `emit.py`: the text of a whole kernel;
 # 5. `launch.py` and `worker.py`: compiling in other processes, loading, launching; `interpreted.py`: kernels without a GPU.

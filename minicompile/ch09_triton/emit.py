@@ -6,8 +6,8 @@
 #
 # 1. *Link* the bodies of all loops into one graph of values (chapter 8, `values.py`).
 # 2. *Plan*: choose the axes and block sizes, and for reductions whether a row is held in registers or
-#    walked along several times.
-# 3. *Print*: one line per value, with the user's source line behind it as a comment.
+#    walked along several times (`plan.py`).
+# 3. *Print*: one line per value (`printer.py`), with the user's source line behind it as a comment.
 #
 # For `torch.relu(x) + 1` over 1,000 elements that is (without the comments, and with an `XBLOCK` of 128)
 #
@@ -27,337 +27,43 @@
 
 # %%
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-import torch
-
-from ..ch01_graphs.symbolic import Int, Symbol, coefficient, present, product, substitute, symbols, to_text
-from ..ch07_loops.builder import COMPARISONS
+from ..ch01_graphs.symbolic import Int, product, substitute, symbols, to_text
 from ..ch07_loops.ir import Loop, Value
 from ..ch08_fusion.dependencies import storage_size
 from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource
 from ..ch08_fusion.values import LinkedKernel, link
 from ..errors import Unsupported
 from . import heuristics, reductions
-from .ops import OPS, constant_tile, convert, convert_computed, pointer_type, triton_type
-from .passes import CHOOSE, narrow_positions, schedule_passes, with_online_softmax
+from .ops import convert, pointer_type, triton_type
+from .passes import narrow_positions, schedule_passes, with_online_softmax
+from .plan import draws_random, plan
+from .printer import Printer, comment, describe_reduction, print_step, value_text
 from .rules.prelude import prelude_for
-from .tiling import COLUMNS, Axis, Indexer, choose_axes, column_block, contiguous_var, divides, fits_int32, rows_and_columns, visits
-
-# %% [markdown]
-# ## Planning
-#
-# What the heuristics want to know: how large the axes are, how many full-size operands there are, whether
-# rows or columns are contiguous, and how often a loop would walk along the row.
-
-# %%
-def plan(g: LinkedKernel, pieces: Sequence[dict] = ({},)) -> tuple[list[Axis], heuristics.Config]:
-    """The axes of a linked kernel and the default configuration. pieces: of a list, the values of its parameters."""
-    kernel = g.kernel
-    accesses = [s.index for s in g.steps if s.op in ("load", "store")]
-    axes = choose_axes(kernel.vars, kernel.reduction_vars, accesses)
-    vars = kernel.vars + kernel.reduction_vars
-    total = present(product(v.size for v in vars))
-    heavy = [i for i in accesses if visits(i, vars) * 2 > total]
-    sizes = {a.name: present(a.numel) for a in axes}
-    if kernel.walked:
-        return axes, heuristics.walking(present(product(v.size for v in kernel.walked)), sizes["r"])
-    if "y" in sizes:
-        return axes, heuristics.tiled(sizes["y"], sizes["x"], len(heavy))
-    if "r" not in sizes:
-        if (split := rows_added_to(g, axes)) and total >= heuristics.MANY:
-            return split, heuristics.added(column_block(split[1].numel))
-        split = rows_and_columns(axes, [s.index for s in g.steps if s.op == "load"])
-        widths = [kernel.buffers[s.buffer].dtype.itemsize for s in g.steps if s.op in ("load", "store") and s.index in heavy]
-        if len(split) > 1 and total >= heuristics.MANY and sum(widths) <= 2 * len(widths):
-            return split, heuristics.rows_config(column_block(split[1].numel))
-        return axes, heuristics.pointwise_config(sizes["x"], len(heavy))
-    inner = not any(contiguous_var(i, vars) in kernel.vars for i in heavy)  # one strided access is too many
-    if not all(isinstance(v.size, int) for v in kernel.reduction_vars):
-        return axes, heuristics.unknown_row(inner, sum(present(substitute(axes[0].numel, v)) for v in pieces))
-    walks = sum(bool(inside) for _, inside in schedule_passes(g))
-    sums = sum(s.op == "reduce" for s in g.steps)
-    return axes, heuristics.reduction_config(sizes["x"], sizes["r"], inner, walks, len(heavy), sums, draws_random(g))
-
-# %% [markdown]
-# An atomic store whose place is a row of a table, looked up for each row of the loop, gets a tile of rows and columns, if the table is
-# so much shorter than the loop that rows of a tile will meet (`add_rows` in `rules/prelude.py`).
-
-# %%
-def row_of(g: LinkedKernel, s: Value, rows: tuple[Symbol, ...]) -> Value | None:
-    """The looked-up number that says to which row of a table `s` adds, if it comes from the loop variables `rows` and these give nothing
-    else of the place."""
-    data = [g.symbols[v] for v in symbols(s.index) if v in g.symbols]
-    fits = len(data) == 1 and s.mode is not None and s.mask is None and g.kernel.buffers[s.buffer].dtype == torch.float32
-    return data[0] if fits and data[0].dims and data[0].dims <= set(rows) and symbols(s.index).isdisjoint(rows) else None
-
-
-def rows_added_to(g: LinkedKernel, axes: list[Axis]) -> list[Axis] | None:
-    """Two axes, rows and columns, for a kernel on one axis that adds to rows of a short table; else None."""
-    vars = axes[0].vars
-    looked_up = {v for s in g.stores if s.mode is not None for d in symbols(s.index) if d in g.symbols for v in g.symbols[d].dims}
-    cut = 1 + max([vars.index(v) for v in looked_up], default=-1)
-    rows, columns = (product(v.size for v in part) for part in (vars[:cut], vars[cut:]))
-    short = [s for s in g.stores if row_of(g, s, vars[:cut])
-             and 8 * present(storage_size(g.kernel.buffers[s.buffer])) <= present(rows * columns)]
-    if not cut or not short or not divides(heuristics.ROWS, rows) or column_block(columns) < COLUMNS[0]:
-        return None
-    return [Axis("y", vars[:cut], 0, 2), Axis("x", vars[cut:], 1, 2)]
-
-# %% [markdown]
-# ## Printing
-#
-# `Printer` is the state of the text being written: where lines go, what each value is called, and which
-# masks exist. The functions below it print one step each.
-#
-# The axes of a value follow from its dimensions. What depends on a reduction has the shape of a column of
-# results, one per row of the tile.
-
-# %%
-@dataclass
-class Printer:
-    graph: LinkedKernel
-    axes: list[Axis]
-    indexer: Indexer
-    masks: dict[str, str]                                # axis -> mask name, where one is needed
-    parameters: dict[str, str]                           # buffer -> parameter of the kernel
-    lines: list[tuple[str, str]] = field(default_factory=list)       # (statement, comment)
-    names: dict[Value, str | list[str]] = field(default_factory=dict)
-    policy: dict[Value, str] = field(default_factory=dict)           # load -> eviction policy in this pass
-    rows: tuple[Symbol, ...] = ()                        # of a tile in which additions to one row of memory meet first
-
-    def __post_init__(self):
-        self.cast = ".to(tl.int64)" if self.indexer.index_type == "tl.int64" else ""
-        self.axis_of: dict[Symbol, str] = {v: a.name for a in self.axes for v in a.vars}
-        self.everything = frozenset(a.name for a in self.axes)
-        self.number = {s: k for k, s in enumerate(self.graph.steps)}
-        self.per_row = self.everything - {"r"}
-
-    def axes_of(self, value: Value) -> frozenset[str]:
-        axes = frozenset(self.axis_of[d] for d in value.dims)
-        return axes | self.per_row if value.phase else axes
-
-    def say(self, statement: str, loop: Loop | None = None):
-        self.lines.append((statement, loop))
-
-    def shape(self, names, last: str = "") -> str:
-        """The text of the shape of a tile that varies along `names`. last: behind the size of the last axis."""
-        return "[" + ", ".join(a.block if a.name in names else "1" for a in self.axes) + last + "]"
-
-    def mask(self, names, extra: str | None = None) -> str | None:
-        parts = [self.masks[n] for n in sorted(names) if n in self.masks] + ([extra] if extra else [])
-        return " & ".join(parts) if parts else None
-
-
-# %% [markdown]
-# Each statement remembers the loop that it came from, and behind the statement stands the user's line as a
-# comment. `value_text` gives the text of an operand, its variable or a literal. `offset_text` gives an address as
-# a tile. If an address does not vary along an axis although the tile has it, the text is broadcast.
-
-# %%
-_comments: dict = {}
-
-
-def comment(loop: Loop | None) -> str:
-    """`model.py:12 return x.exp()`, or nothing; of several lines the numbers, and the text of the last."""
-    if loop is None or loop.location is None:
-        return ""
-    where = loop.location.lines
-    if where not in _comments:
-        file, numbers = where[-1].filename.rpartition("/")[2], sorted({l.lineno for l in where if l.filename == where[-1].filename})
-        _comments[where] = f"{file}:{','.join(map(str, numbers))} {where[-1].source[:60]}".strip().replace("\n", " ")
-    return _comments[where]
-
-
-LITERALS_FIT = {"add", "sub", "mul", "truediv"} | COMPARISONS | CHOOSE
-
-
-def value_text(p: Printer, value: Value, literal: bool = False) -> str:
-    """The text of an operand: a variable, or a constant (a bare number only if `literal`)."""
-    if value.op != "constant":
-        name = p.names[value]
-        return name[0] if isinstance(name, list) else name
-    text = constant_tile(value.args[0], value.dtype, len(p.axes))
-    if not literal and "tl.full" not in text:
-        return f"tl.full([{', '.join('1' * len(p.axes))}], {text}, tl.float32)"
-    return text
-
-
-def offset_text(p: Printer, index: Int, want: frozenset[str]) -> str:
-    """An offset as a tile over the axes `want`, of which it may use only some. Without any it may be a number, which is no tile."""
-    text = p.indexer.text(index)
-    used = {p.axis_of[s] for s in symbols(index) if s in p.axis_of}
-    data = [p.graph.symbols[s] for s in symbols(index) if s in p.graph.symbols]
-    used = used.union(*map(p.axes_of, data))
-    if not used and not data:
-        return f"tl.full({p.shape(want)}, {text}, {p.indexer.index_type})"
-    return text if used == want and used else f"tl.broadcast_to({text}, {p.shape(want)})"
-
-# %% [markdown]
-# Loads are masked along the axes that they vary along; a condition from the program joins in, with 0 for
-# what it hides.
-
-# %%
-def print_load(p: Printer, value: Value):
-    axes = p.axes_of(value)
-    extra = None if value.mask is None else value_text(p, value.mask)
-    offset = p.indexer.text(value.index) if extra is None else offset_text(p, value.index, axes)
-    mask = p.mask(axes, extra)
-    tail = f", {mask}" if mask else ""
-    if extra:
-        tail += ", other=0"
-    if value in p.policy:
-        tail += f', eviction_policy="{p.policy[value]}"'
-    p.names[value] = f"tmp{p.number[value]}"
-    p.say(f"{p.names[value]} = tl.load({p.parameters[value.buffer]} + ({offset}){tail})", value.loop)
-
-
-# %% [markdown]
-# A store covers all axes if its value is an element of the row, and only the output's axes if it is a result per
-# row. Values that were computed for fewer axes, such as a constant, are broadcast. Where several elements may hit
-# one address, as in a scatter, the store is an atomic addition.
-
-# %%
-def print_store(p: Printer, s: Value):
-    axes = p.everything if p.graph.is_element(s) else p.per_row
-    target = p.graph.kernel.buffers[s.buffer].dtype
-    text = value_text(p, s.value)
-    if s.value.dtype != target:
-        text = convert(f"({text})" if " " in text else text, s.value.dtype, target)
-    if p.axes_of(s.value) != axes:
-        text = f"tl.broadcast_to({text}, {p.shape(axes)})"
-    mask = p.mask(axes, None if s.mask is None else value_text(p, s.mask))
-    pointer = f"{p.parameters[s.buffer]} + ({offset_text(p, s.index, axes)})"
-    if s.mode is None:
-        p.say(f"tl.store({pointer}, {text}{f', {mask}' if mask else ''})", s.loop)
-        return
-    if target in (torch.bool, torch.int8, torch.uint8, torch.int16):
-        raise Unsupported(f"no atomic addition to {target} on this GPU", s.loop.location)
-    if (row := row_of(p.graph, s, p.rows)) is not None:
-        p.say(f"add_rows({pointer}, {text}, {p.names[row]})", s.loop)
-    else:
-        p.say(f'tl.atomic_add({pointer}, {text}{f", mask={mask}" if mask else ""}, sem="relaxed")', s.loop)
-
-# %% [markdown]
-# Everything else is a value. `index` turns an expression into one; `indirect` does the opposite, and gives
-# a value a name that later offsets use. A constant is no statement: it stands where it is used. `get` takes one of the
-# results of a reduction, which have names already. Three operations are about types: `to_dtype` converts as PyTorch does,
-# `round_to` goes to a narrower type and back to lose what that type cannot hold, and `bitcast` reads the same bits as
-# another type. The arithmetic is a table from names to text, `OPS`. A text that is only a name makes no line.
-
-# %%
-def print_value(p: Printer, value: Value):
-    op, args, dtype = value.op, value.args, value.dtype
-    if op == "constant":
-        return
-    if op == "get":
-        p.names[value] = p.names[args[0]][args[1]]
-        return
-    name = p.names[value] = f"tmp{p.number[value]}"
-    if op == "index":
-        text, kind = p.indexer.text(args[0]), triton_type(dtype)
-        if dtype is torch.float64:
-            text = f"{text}.to(tl.int64).to(tl.float64, bitcast=True)"
-        looked_up = any(v in p.indexer.names for v in symbols(args[0]))         # a block already, if only of one element
-        text = f"({text}).to({kind})" if looked_up or p.axes_of(value) else f"tl.full({p.shape(())}, {text}, {kind})"
-    elif op == "indirect":
-        p.indexer.names[args[1]] = name
-        text = f"{value_text(p, args[0])}.to({p.indexer.index_type})"
-    elif op == "to_dtype":
-        signed = dtype.is_floating_point and args[0].dtype in SIGNED and of_truths(args[0])
-        text = convert_computed(value_text(p, args[0]), dtype) if signed else convert(value_text(p, args[0]), args[0].dtype, dtype)
-    elif op == "round_to":
-        text = f"{value_text(p, args[0])}.to({triton_type(args[1])}).to({triton_type(dtype)})"
-    elif op == "bitcast":
-        text = f"{value_text(p, args[0])}.to({triton_type(dtype)}, bitcast=True)"
-    elif op == "philox":
-        text = philox_text(p, value)
-    elif op in OPS:
-        literal = op in LITERALS_FIT and any(a.op != "constant" for a in args)
-        text = OPS[op](args[-1].dtype, *[value_text(p, a, literal) for a in args])
-    else:
-        raise Unsupported(f"the Triton backend has no operation {op!r}", value.loop.location)
-    if text.isidentifier():
-        p.names[value] = text
-    else:
-        p.say(f"{name} = {text}", value.loop)
-
-
-# %% [markdown]
-# `of_truths` finds the integers for which a conversion takes more care (`convert_computed`).
-
-# %%
-SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
-
-
-def of_truths(value: Value) -> bool:
-    """Whether an integer is computed from truth values, by nothing but integers."""
-    seen, waiting = {value}, [value]
-    while waiting:
-        found = waiting.pop()
-        if found.dtype == torch.bool:
-            return True
-        if found.op not in ("load", "index", "constant", "get", "reduce") and not found.dtype.is_floating_point:
-            waiting += [a for a in found.args if type(a) is Value and a not in seen]
-            seen.update(waiting)
-    return False
-
-
-# %% [markdown]
-# A random number is computed from its position (`philox`). One call of the generator gives four numbers, and eager gives them to four
-# neighbours. Where a tile has these side by side (`neighbours_of_four`), one call for four elements is enough.
-#
-# A reduction is described by texts, and `reductions.py` writes its statements. `print_step` is the table of
-# contents of the printer: every step of a kernel is a load, a store, a reduction or a value.
-
-# %%
-def draws_random(g: LinkedKernel) -> bool:
-    return any(s.op == "philox" for s in g.steps)
-
-
-def philox_text(p: Printer, value: Value) -> str:
-    """Uniform numbers of a random stream whose `layout` is (elements per thread at a time, threads)."""
-    seed, offset, index, (width, threads) = value.args
-    start, place = f"{value_text(p, seed)}, {value_text(p, offset)}", p.indexer.text(index)
-    if not neighbours_of_four(index, p.axes):
-        return f"philox_uniform({start}, ({place}).to(tl.int64), {width}, {threads})"
-    axes = p.axes_of(value)
-    fours = f"tl.reshape({place}, {p.shape(axes, ' // 4, 4')})"
-    return f"tl.reshape(philox_four({start}, {fours}, {width}, {threads}), {p.shape(axes)})"
-
-
-def neighbours_of_four(index: Int, axes: list[Axis]) -> bool:
-    """Are elements 4n to 4n + 3 along the last axis four neighbours in memory, the first of them at a multiple of 4?"""
-    vars = [v for axis in axes for v in axis.vars]
-    steps = [coefficient(index, v) for v in vars]
-    start = substitute(index, {v: 0 for v in vars})
-    return bool(axes[-1].vars) and steps[-1] == 1 and all(isinstance(n, int) and n % 4 == 0 for n in (vars[-1].size, *steps[:-1], start))
-
-
-def describe_reduction(p: Printer, value: Value) -> reductions.Reduction:
-    kind, source, index = value.args
-    return reductions.Reduction(
-        kind, f"red{p.number[value]}", value_text(p, source), source.dtype, value.dtype or source.dtype,
-        p.shape({"x", "r"}), p.masks.get("r"), p.indexer.text(index) if index is not None else None,
-        p.indexer.index_type, to_text(p.axes[-1].numel, truncates=True), full=p.axes_of(source) == {"x", "r"})
-
-
-def print_step(p: Printer, step: Value):
-    if step.op == "load":
-        print_load(p, step)
-    elif step.op == "store":
-        print_store(p, step)
-    elif step.op == "reduce":
-        statements, results = reductions.persistent(describe_reduction(p, step))
-        for s in statements:
-            p.say(s, step.loop)
-        p.names[step] = results
-    else:
-        print_value(p, step)
+from .tiling import Axis, Indexer, divides, fits_int32
 
 # %% [markdown]
 # ## Looped reductions
+#
+# A row that no tile holds is walked along, once for each reduction that needs the one before, and once more for what is
+# computed from them. For `x - x.mean(1, keepdim=True)` with rows of 50,257 numbers there are two such passes:
+#
+# ```python
+# red1_acc = tl.full([XBLOCK, RBLOCK], 0, tl.float32)
+# for roffset in range(0, 50257, RBLOCK):
+#     rindex = roffset + rbase
+#     rmask = rindex < 50257
+#     tmp0 = tl.load(in0 + (50257*xindex + rindex), rmask, eviction_policy="evict_last")
+#     red1_acc = tl.where(rmask, red1_acc + tmp0, red1_acc)
+# red1 = tl.sum(red1_acc, 1)[:, None].to(tl.float32)
+# tmp3 = tl.div_rn(red1, 50257.0)
+# for roffset in range(0, 50257, RBLOCK):
+#     rindex = roffset + rbase
+#     rmask = rindex < 50257
+#     tmp0 = tl.load(in0 + (50257*xindex + rindex), rmask, eviction_policy="evict_first")
+#     tmp4 = tmp0 - tmp3
+#     tl.store(out0 + (50257*xindex + rindex), tmp4, rmask)
+# ```
 #
 # The passes are printed one after the other. The start of an accumulator goes before the loop, its fold
 # after it. Loads that a later pass repeats ask the cache to keep the line (`evict_last`), the last ones to

@@ -44,7 +44,8 @@
 #
 # In reading order:
 #
-# 1. `backward.py`: the engine as one node, the leaves that it finds, gradients that are cleared;
+# 1. `engine.py`: the engine as one node, and the leaves that it finds; `walk.py`: a call of it, in one pass or from hook to hook;
+#    `backward.py`: what the program calls, and gradients that are cleared;
 # 2. `slots.py`: what a program sees of it in its tensors; `hooks.py`: functions that the engine calls; `data.py`: tensors
 #    that get other memory;
 # 3. `optimizers.py`: decorators, learning rates, counters, the state of the first step, schedulers;

@@ -32,7 +32,7 @@ from ..ch01_graphs.layouts import memory_order
 from ..ch01_graphs.symbolic import present
 from ..ch03_capture.constants import name_of_target
 from ..ch03_capture.storage import AS_STRIDED
-from ..ch12_training.backward import gradients
+from ..ch12_training.engine import gradients
 
 CONVOLUTIONS = {F.conv2d, torch.conv2d}
 

@@ -15,7 +15,7 @@ from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.lower import lower
 from minicompile.ch08_fusion.fuse import fuse
 from minicompile.ch08_fusion.kernel import Kernel, KernelList
-from minicompile.ch12_training.backward import gradients
+from minicompile.ch12_training.engine import gradients
 from minicompile.ch12_training.memory import recompute_in_backward
 
 pytestmark = pytest.mark.usefixtures("fresh")

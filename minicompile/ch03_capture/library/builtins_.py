@@ -22,14 +22,17 @@ import torch
 
 from ...ch02_guards.identity import is_long_lived
 from ...errors import SkipFrame
-from ..attributes import get_attribute, has_attribute, in_library, is_library_class, set_attribute
+from ..attributes import get_attribute, has_attribute, set_attribute
+from ..builders import as_python
 from ..calls import HANDLED, guard_function, handles, refuse_finalizer
+from ..comparisons import Deputy, identical, truth
 from ..constants import as_number
+from ..descriptors import in_library, is_library_class
 from ..exceptions import user_error, user_errors
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import length, natively, next_value, unpack, values_of
+from ..keys import guard_keys
 from ..lookup import MISSING, is_plain_tuple, lookup, python_method
-from ..comparisons import Deputy, identical, truth
 from ..operations import binary, fold, later, printed, specialize
 from ..protocol import METHODS, method, special
 from ..tracer import answer, bases, call, location, plain_python, unsupported
@@ -37,7 +40,7 @@ from ..values import (
     AbstractValue, CellVal, Const, DictVal, ExcVal, FALSE, FuncVal, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal, PartialVal,
     SliceVal, SuperVal, SymVal, TRUE, TensorVal, TupleVal, boolean, const, describe, is_class, is_unseen)
 from ..varying import computed
-from ..wrap import as_python, guard_keys, is_made_per_call, wrap
+from ..wrap import is_made_per_call, wrap
 from .containers import dict_update, result_of, set_of, sort_values, stop_iteration
 from .numbers import ONE, ZERO
 

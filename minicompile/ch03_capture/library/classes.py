@@ -24,17 +24,19 @@ import types
 import typing
 
 from ..attributes import GETATTR, SETATTR
+from ..builders import as_python
 from ..calls import HANDLED, handles
 from ..exceptions import user_error, user_errors
 from ..interpreter import inline
 from ..iterate import unpack
+from ..keys import stand_for
 from ..lookup import MISSING, lookup, python_method
 from ..opcodes_calls import named_values
 from ..protocol import METHODS
 from ..tracer import constant_source, unsupported
 from ..values import (
     AbstractValue, BuiltinVal, CellVal, Const, DictVal, FuncVal, NONE, ObjVal, TupleVal, const, describe, dict_of)
-from ..wrap import as_python, stand_for, wrap
+from ..wrap import wrap
 
 METACLASSES = (type, abc.ABCMeta)
 METACLASSES_OF_LIBRARY = (enum.EnumMeta, type(typing.TypedDict("_", {})), typing.NamedTupleMeta)

@@ -15,11 +15,13 @@ import operator
 import torch
 
 from ..attributes import get_attribute, has_attribute
+from ..builders import as_python, order_of
+from ..comparisons import Deputy, deputies, truth
 from ..effects import touch
 from ..exceptions import user_error, user_errors
 from ..interpreter import advance, unless_raised
 from ..iterate import next_value, unpack, values_of
-from ..comparisons import Deputy, deputies, truth
+from ..keys import entries, guard_keys, key_of, value_of_key
 from ..operations import specialize
 from ..protocol import METHODS, as_dict, method
 from ..subscripts import delete_item, get_item, index_of, is_missing, set_item
@@ -28,7 +30,7 @@ from ..values import (
     Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, TRUE,
     TracebackVal, TupleVal, ViewVal, boolean, const, describe, is_class)
 from ..varying import varies_in
-from ..wrap import as_python, entries, guard_keys, key_of, order_of, realize, value_of_key
+from ..wrap import realize
 
 
 # %% [markdown]

@@ -21,7 +21,9 @@ import types
 
 from ...ch02_guards.guards import class_lookup
 from ...ch02_guards.sources import AttrSource
-from ..attributes import C_DESCRIPTORS, GETATTR, SETATTR, bind_attribute, bind_to_class, get_attribute, no_attribute
+from ..attributes import GETATTR, SETATTR, get_attribute
+from ..class_attributes import C_DESCRIPTORS
+from ..descriptors import bind_attribute, bind_to_class, no_attribute
 from ..effects import changed
 from ..exceptions import user_error
 from ..interpreter import read_cell

@@ -14,10 +14,11 @@ from torch.utils._device import _device_constructors
 
 from ... import marks
 from ...ch01_graphs.fake import storage_key
+from ..keys import entries
 from ..tensors import emit, fake_of, run_fake, to_arg
 from ..tracer import Tracer, unsupported
 from ..values import AbstractValue, ListVal, NONE, TensorVal, TupleVal, const
-from ..wrap import entries, realize
+from ..wrap import realize
 from .tensor_names import REFUSED_METHODS
 
 GRAPH_MODULES = frozenset((

@@ -19,21 +19,23 @@ import torch
 
 from ...ch02_guards.sources import CallSource
 from ..attributes import store_in_dict
+from ..builders import as_python
+from ..comparisons import compare, equal, truth
 from ..effects import touch, written_storages
 from ..exceptions import user_error, user_errors
 from ..iterate import unpack, values_of
+from ..keys import counted, entries, guard_keys, has_number, key_in, key_of
 from ..lookup import lookup, python_method
-from ..comparisons import compare, equal, truth
 from ..operations import binary, fold
 from ..protocol import METHODS, as_dict, method, special
 from ..subscripts import contains, index_of, is_missing, is_among, set_item
 from ..tensors import emit, tensor_shape
 from ..tracer import call, unsupported
-from ..varying import varying_item
 from ..values import (
     Const, DictVal, ListVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TensorVal,
     TupleVal, ViewVal, boolean, const, is_unseen)
-from ..wrap import as_python, counted, entries, guard_keys, has_number, key_in, key_of, part, realize, wrap
+from ..varying import varying_item
+from ..wrap import part, realize, wrap
 
 for _kind in (TupleVal, ListVal, DictVal):
     METHODS[_kind, "__len__"] = lambda tx, self: const(len(counted(tx, self)))

@@ -11,16 +11,18 @@
 # %%
 import collections
 
+from ..builders import order_of
 from ..calls import handles
 from ..exceptions import user_error
 from ..iterate import length, natively, unpack
+from ..keys import counted, entries, value_of_key
 from ..lookup import MISSING, lookup
 from ..protocol import METHODS, method, operate
 from ..subscripts import get_item
 from ..tensors import call_tensor_method, emit
 from ..tracer import unsupported
 from ..values import Const, DictVal, GenVal, IterVal, ListVal, ObjVal, SetVal, TensorVal, TupleVal, ViewVal, const
-from ..wrap import counted, entries, order_of, realize, value_of_key, wrap
+from ..wrap import realize, wrap
 
 
 @METHODS.of((TupleVal, "__iter__"), (ListVal, "__iter__"))

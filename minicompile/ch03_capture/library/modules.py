@@ -12,8 +12,9 @@ import torch
 
 from ...ch02_guards.sources import ModuleAttrSource
 from ...ch02_guards.torch_guards import CHILD_DICTS, GLOBAL_HOOKS, HOOK_DICTS, ModuleSpec
-from ..attributes import get_attribute, guard_bare, no_attribute, store_attribute
+from ..attributes import get_attribute, store_attribute
 from ..calls import HANDLED, handles, inline_function
+from ..descriptors import guard_bare, no_attribute
 from ..effects import changed, touch
 from ..lookup import lookup
 from ..tracer import call, guard, unsupported

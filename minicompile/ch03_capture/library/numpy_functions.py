@@ -6,10 +6,10 @@
 # %%
 import numpy
 
+from ..builders import as_python
 from ..operations import emit_float, scalar_of
 from ..tracer import unsupported
 from ..values import AbstractValue, SymVal, const
-from ..wrap import as_python
 
 
 def call_numpy(tx, function, args, kwargs) -> AbstractValue:

@@ -40,13 +40,14 @@ from ...ch02_guards.identity import HEAP_TYPE
 from ...ch02_guards.sources import AttrSource, CallSource
 from ..attributes import get_attribute
 from ..calls import BY_CODE, HANDLED, REAL_CALLS, handles, inline_code, inline_function, refuse_weak
+from ..comparisons import equal
 from ..effects import effect_free
 from ..exceptions import user_error, user_errors
 from ..interpreter import handled_exception, read_cell, read_local, unless_raised
 from ..iterate import iterate, unpack
+from ..keys import key_of, refuse_unhashable
 from ..lookup import MISSING, captures, python_method
 from ..methods import call_method
-from ..comparisons import equal
 from ..operations import fold
 from ..protocol import METHODS, method, special
 from ..subscripts import contains, set_item
@@ -54,7 +55,7 @@ from ..tracer import answer, call, constant_source, guard, location, plain_pytho
 from ..values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NONE, NotConstant,
     ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, is_class)
-from ..wrap import key_of, part, realize, refuse_unhashable, wrap
+from ..wrap import part, realize, wrap
 from .builtins_ import folded, refused
 
 

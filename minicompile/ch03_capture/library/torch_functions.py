@@ -17,20 +17,21 @@ from torch.utils import _pytree as pytree
 
 from ... import marks
 from ...ch01_graphs.layouts import contiguous_strides
+from ..builders import as_python
 from ..calls import HANDLED, REAL_CALLS, call, handles
+from ..comparisons import truth
 from ..constants import constant_of, on_real_tensors
 from ..effects import call_later, kept_warnings
 from ..exceptions import user_errors
 from ..iterate import unpack
 from ..methods import call_method
-from ..comparisons import truth
 from ..operations import fold
 from ..protocol import method
 from ..tensors import call_tensor_method, emit, run_fake, to_arg, wrap_result
 from ..tracer import answer, guard, is_library, line_of, unsupported
 from ..values import (
     AbstractValue, Const, DictVal, FALSE, ListVal, NONE, NotConstant, SymVal, TRUE, TensorVal, TupleVal, boolean, const)
-from ..wrap import as_python, wrap, wrap_constant
+from ..wrap import wrap, wrap_constant
 from .builtins_ import folded, refused
 from .graph_functions import call_graph_function, name_device
 

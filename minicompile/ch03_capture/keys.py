@@ -1,0 +1,228 @@
+# %% [markdown]
+# # Keys
+#
+# The dictionary that stands for one of the program is itself a Python dictionary, with *real* Python keys. Which key a value has
+# decides what is found under it, and each look is a question that later calls have to answer alike.
+#
+#     def looked_up(x, table, part):
+#         if "bias" in table:
+#             return x + table["bias"]
+#         return x * table[part]
+#
+# Here `table` is `{p: 2.0, "scale": 3.0}`, and `part` is the same `p`, an object of a class `Part` that has no `__hash__` of its own. The
+# graph is a multiplication by 2, for every call in which
+#
+#     table is a dict
+#     table has no key 'bias'
+#     part is a Part
+#     [*table.keys()][0] and part are one object
+#     table[__K[0]] == 2.0
+#     Part.__hash__ is what it was
+#
+# The table may get further keys, and lose `scale`: nobody has looked for that. `__K` holds constants of the version (`codegen.py` in
+# chapter 2), here the object `p`, and the last line says that objects of its class are still told apart by identity.
+#
+# Constants are their own keys. Objects that hash by identity are keyed by it (`ByIdentity`).
+
+# %%
+import collections
+import enum
+import operator
+import types
+
+import torch
+
+from ..ch02_guards.sources import NthSource, Source
+from .exceptions import user_error
+from .lookup import captures, lookup, native_new, python_method
+from .tracer import call, constant_source, guard, unsupported
+from .values import (
+    AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, Const, DictVal, FuncVal, Identity, ListVal, ObjVal, SetVal, SymVal, TensorVal,
+    TupleVal, const, describe, is_unseen)
+from .wrap import is_fixed, realize, wrap
+
+
+def key_of_real(tx, key, source=None):
+    if type(key) in CONSTANT_TYPES or isinstance(key, (type, enum.Enum, types.FunctionType, types.BuiltinFunctionType)) and is_fixed(key):
+        return key
+    if type(key) is tuple:
+        return tuple(key_of_real(tx, k) for k in key)
+    if isinstance(key, torch.Tensor) or hashes_by_identity(type(key)):
+        return ByIdentity(key, id(key))
+    if python_method(type(key), "__hash__"):
+        return value_key(tx, wrap(tx, key, source))
+    unsupported(tx, f"a dictionary key of type {type(key).__qualname__}")
+
+
+# %% [markdown]
+# The rest are keys that are not that simple. An object with a `__hash__` and an `__eq__` of its own is a key whose
+# hash must be computed by the program's code, so `value_key` asks it, by tracing the call. `key_of` gives the key
+# of a value of the trace, for a subscript such as `d[k]`. Here constants, tuples and real objects are their own
+# keys, and what the trace has made itself is a key by identity. `value_of_key` is the way back: a key knows its value, or `wrap`
+# finds it (`stand_for`).
+
+# %%
+def hashes_by_identity(cls) -> bool:
+    return lookup(cls, "__hash__") is object.__hash__
+
+
+def value_key(tx, value) -> ByValue:
+    """The key for an object with a hash and an equality of its own, which are asked as a program would."""
+    def ask(function, *args):
+        return call(tx, wrap(tx, function), args)
+
+    def equal(value, key):
+        other = value_of_key(tx, key)
+        return value is other or ask(bool, ask(operator.eq, value, other)).value
+    return ByValue(value, ask(hash, value).value, equal)
+
+
+def value_of_key(tx, key) -> AbstractValue:
+    """The value that has this key."""
+    real = key.value if type(key) in (ByIdentity, ByValue) else key
+    if isinstance(real, AbstractValue):
+        return real
+    if type(real) is tuple and id(real) not in tx.objects.tracked:
+        return TupleVal(items=[value_of_key(tx, part) for part in real])
+    if type(real) is frozenset and id(real) not in tx.objects.tracked:
+        return SetVal(keys=real, cls=frozenset)
+    return const(real) if type(real) is Identity else wrap(tx, real)
+
+
+def stand_for(tx, real, value: AbstractValue):
+    """An object that the trace has made, for which `wrap` gives this value back."""
+    tx.objects.tracked[id(real)] = value
+    tx.objects.keep.append(real)
+    return real
+
+
+def is_plain_key(key) -> bool:
+    """Whether a key is a constant, or a tuple of such."""
+    return type(key) in CONSTANT_TYPES or type(key) is tuple and all(map(is_plain_key, key))
+
+
+def key_of(tx, value: AbstractValue, among=()):
+    """The Python key under which `value` is found in a DictVal or SetVal. among: the keys that it may be
+    equal to. Numbers there might have come from id(), too."""
+    if type(value) in (Const, SymVal):
+        if type(value.value) is Identity and any(type(key) is int for key in among):
+            unsupported(tx, "the id() of an object looked up among numbers")
+        return value.value
+    if type(value) is TupleVal:
+        inside = [part for key in among if isinstance(key, tuple) for part in key]
+        parts = [key_of(tx, realize(tx, item), inside) for item in value.items]
+        return stand_for(tx, native_new(value.cls)(value.cls, parts), value) if parts else ()
+    if type(value) in (ObjVal, TensorVal) and value.real is not None:
+        captures[-1].told_apart.add(value.cls)
+        return key_of_real(tx, value.real)
+    if type(value) is SetVal and value.cls is frozenset:
+        return stand_for(tx, frozenset(value.keys), value)
+    if type(value) in (TensorVal, FuncVal) or type(value) is ObjVal and hashes_by_identity(value.cls):
+        return ByIdentity(value, id(value))
+    if type(value) is ObjVal and python_method(value.cls, "__hash__"):
+        return value_key(tx, value)
+    refuse_unhashable(value)
+    unsupported(tx, f"{describe(value)} as a dictionary key")
+
+
+def refuse_unhashable(value):
+    if value.cls.__hash__ is None:
+        user_error(TypeError, f"unhashable type: '{value.cls.__name__}'")
+
+
+# %% [markdown]
+# `key_in` is the look-up. A key that is compared by identity raises a question for later calls in both outcomes. Found: the
+# object that is looked for must be that very object again. Not found: it must be none of the objects in the keys. Objects to
+# which a source leads are guarded when they are wrapped; for the others the guard names them as constants.
+
+# %%
+def key_in(tx, dictionary: DictVal, value: AbstractValue):
+    """The key under which `value` is in the dictionary, or would be. An object in it that is found is guarded to be that very
+    object (`wrap` does that), one that is not found to be none of those in keys that nothing else leads to."""
+    if dictionary.of_hooks:
+        guard_keys(tx, dictionary)
+    key = key_of(tx, value, dictionary.items)
+    if isinstance(key, (ByIdentity, tuple)) and key in dictionary.items:
+        key_of(tx, realize(tx, dictionary.items[key][0]))
+    elif objects := objects_in_key(key):
+        known = {id(o): constant_source(tx, o) for o in objects_in_key(tuple(dictionary.items)) if source_of_object(tx, o) is None}
+        for o in objects if known else ():
+            guard(tx, source_of_object(tx, o), "NOT_ALIASED", tuple(known.values()))
+    return key
+
+
+def objects_in_key(key) -> list:
+    """The real objects in a key that are told apart by identity."""
+    if isinstance(key, tuple):
+        return [o for part in key for o in objects_in_key(part)]
+    return [key.value] if type(key) is ByIdentity and not isinstance(key.value, AbstractValue) else []
+
+
+def source_of_object(tx, real) -> Source | None:
+    return tx.objects.tracked[id(real)].source if id(real) in tx.objects.tracked else None
+
+
+# %% [markdown]
+# Then what a program has learned about all keys is guarded. `guard_keys` is for somebody who looked at
+# all of them: the length of a list, the keys of a dictionary in order. `guard_missing` is for somebody who found
+# nothing: the dictionary may change as it likes, as long as this one key stays away.
+
+# %%
+def guard_keys(tx, value: ListVal | DictVal):
+    """The program depends on how many items of a list there are, or which keys of a dictionary, in which order."""
+    if not value.keys_guarded and value.real is not None and value.source is not None:
+        value.keys_guarded = True
+        if type(value) is ListVal:
+            guard(tx, value.source, "LENGTH" if value.cls is list else "DEQUE_LENGTH", len(value.real))
+        else:
+            keys = tuple(value.cls.keys(value.real))
+            if type(value.real) is value.cls:
+                guard(tx, value.source, "DICT_KEYS" if issubclass(value.cls, dict) and value.cls is not collections.OrderedDict
+                      else "ORDERED_KEYS", keys)
+            else:
+                guard(tx, value.source, "BASE_KEYS", (value.cls, keys))
+
+
+def entries(tx, value: AbstractValue):
+    """The items of a tuple, a list or a dictionary, for a program that may look at all of them."""
+    if type(value) is not TupleVal:
+        guard_keys(tx, value)
+    return value.items
+
+
+def guard_missing(tx, value: DictVal, key):
+    if value.real is not None and value.source is not None and not value.keys_guarded:
+        if value.cls.__contains__(value.real, key):
+            return                               # deleted by the trace itself
+        if type(key) in (str, bytes):
+            guard(tx, value.source, "NO_KEY" if type(value.real) is value.cls else "BASE_NO_KEY", key)
+        else:
+            guard_keys(tx, value)
+
+
+# %% [markdown]
+# ## Hooks
+#
+# A hook is kept under a number that is never given again. If the keys were guarded, a program that registers its hooks for each
+# step and removes them afterwards would get a version for each. So the hooks in such a dictionary are found by their order. What is
+# guarded is how many there are, and of a number whether another dictionary has it, too (`counted`, `has_number`). Who looks at the
+# numbers, or for one of them, has them guarded as other keys.
+
+# %%
+def counted(tx, value: AbstractValue):
+    """The items for a program that depends on how many there are, and on their order, but not on the keys."""
+    if type(value) is not DictVal or not value.of_hooks or value.keys_guarded:
+        return entries(tx, value)
+    guard(tx, value.source, "COUNT", len(value.real))
+    return value.items
+
+
+def has_number(tx, dictionary: DictVal, key: AbstractValue) -> bool | None:
+    """Whether a dictionary has the number that another one, of hooks, has at some place; None if this is not such a question."""
+    if not is_unseen(key) or not isinstance(key.source, NthSource):
+        return None
+    if dictionary.source is None or type(dictionary.real) is not dictionary.cls or id(dictionary) in tx.effects.changed:
+        return None
+    found = key.hidden in dictionary.real
+    guard(tx, key.source, "KEY_OF", (dictionary.source, found))
+    return found
