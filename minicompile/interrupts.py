@@ -141,9 +141,22 @@ def is_of_library(filename: str) -> bool:
     return hook.is_library_file(filename)
 
 
+KEPT_FROM_TORCH = torch._disable_dynamo(comes_unasked).__code__       # all functions that it decorates have this one
+DECORATED = KEPT_FROM_TORCH.co_freevars.index("fn")
+
+
 def target_in_compiler(code):
     """The target of code that runs while this thread compiles. Nearly all is the compiler's own, or PyTorch's, and is not asked further."""
+    if code is KEPT_FROM_TORCH:
+        return run_undecorated
     return run_as_before if code is FINALIZE or not is_of_library(code.co_filename) and comes_unasked(code) else None
+
+
+@marks.passed_over
+def run_undecorated(function, args, kwargs):
+    """Meta kernels that are written in Python are decorated: torch.compile is not to look into them. It does not here, but
+    the decoration would import all of it. (`__wrapped__` may be another function: some are decorated again in place.)"""
+    return function.__closure__[DECORATED].cell_contents(*args, **kwargs)
 
 
 @marks.passed_over

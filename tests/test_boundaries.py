@@ -3,6 +3,8 @@ import ast
 import graphlib
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -153,3 +155,11 @@ def test_allowed_things_are_allowed():
     text = ("import torch\nfrom torch.utils import _pytree\nfrom ..ch02_guards import guards\nfrom ..errors import Unsupported\n"
             "from . import hook\ntorch.compiler.is_compiling()\n")
     assert not violations(text, "ch03_capture/example.py")
+
+
+def test_torch_compile_is_not_even_imported():
+    done = subprocess.run([sys.executable, "-c", "import sys, torch, minicompile\nm = torch.nn.Linear(3, 3)\n"
+                           "minicompile.compile(lambda x: torch.nn.functional.gelu(m(x)) + 1)(torch.ones(2, 3)).sum().backward()\n"
+                           "print([n for n in sys.modules if n in ('torch._dynamo', 'torch._inductor')], m.bias.grad.shape)"],
+                          cwd=PACKAGE.parent, capture_output=True, text=True, timeout=100)
+    assert done.stdout == "[] torch.Size([3])\n", done.stderr

@@ -142,8 +142,8 @@ class Enter(torch.autograd.Function):
 
 @functools.cache
 def load_meta_kernels():
-    """The first call of a meta kernel that is written in Python imports much of PyTorch, which then registers
-    its classes with pytree. That comes before a trace: what the trace reads must be true at its end. The imports leave cycles that hold
+    """The first call of a meta kernel that is written in Python imports much of PyTorch and of sympy. That comes before a trace: what the
+    trace reads, such as the classes that pytree knows, must be true at its end. The imports leave cycles that hold
     the stack below them, with the arguments of the call that is compiled. They are not to wait until the collector works again."""
     torch.add(torch.empty((), device="meta"), 1)
     gc.collect(0)
