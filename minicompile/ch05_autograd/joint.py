@@ -70,6 +70,7 @@ class Joint:
     symbols: dict[str, int] = field(default_factory=dict)   # the input that each size or float is
     exposed: set[str] = field(default_factory=set)      # placeholders that may be written before backward
     writable: set[int] = field(default_factory=set)      # results that may be written before backward: eager has not saved them
+    kept: list[set[str | int]] = field(default_factory=list)    # of each tangent the inputs and results that eager has saved for it
     viewed: set[int] = field(default_factory=set)       # inputs, but for parameters, of which eager's derivatives have saved views only
     windows: set[int] = field(default_factory=set)      # results that are parts of larger memory in eager
     watched: dict[int, set[int]] = field(default_factory=dict)      # see `saved_after_writing`
@@ -178,17 +179,21 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
                    e._version != versions[i]}
         watched = saved_after_writing(changed, kept, [returned[i] for i in differentiable])
         overlaps = overlapping([returned[i] for i in differentiable])
+        by_tangent = kept_by([returned[i] for i in differentiable])
         gradients = _record_backward(recorder, [returned[i] for i in differentiable], list(leaves.values()))
     recorded = recorder.finish(returned + gradients)
     logs.tell("stage", name="recorded", gm=recorded)
     parameters = {n.name for n in gm.graph.find_nodes(op="placeholder") if n.meta.get("parameter")}
-    exposed = {n.name for n, e in zip(recorder.graph.find_nodes(op="placeholder"), entries)
-               if isinstance(e, torch.Tensor) and storage_key(e) not in kept and n.name not in parameters}
+    activations = {n.name: storage_key(e) for n, e in zip(recorder.graph.find_nodes(op="placeholder"), entries)
+                   if isinstance(e, torch.Tensor) and n.name not in parameters}
+    exposed = {name for name, memory in activations.items() if memory not in kept}
     whole = {id(t) for t in saved}
     viewed = {i for node, i in position.items() if isinstance(entries[i], torch.Tensor) and id(entries[i]) not in whole
               and node.name not in parameters}
     joint = Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [], recipes,
                   places_of(recipes, outputs), list(plan.owners.values()), symbols=_symbols(entries), exposed=exposed, viewed=viewed,
+                  kept=[{name for name, memory in [*activations.items(), *enumerate(map(storage_key, results))] if memory in own}
+                        for own in by_tangent],
                   writable={i for i, t in enumerate(results) if storage_key(t) not in kept},
                   watched=watched, overlaps=overlaps, memories=[g if g is None else storage_key(g) for g in gradients],
                   calls=sum(map(computes, recorded.graph.nodes)))
@@ -230,6 +235,14 @@ def memory_kept(saved: Sequence) -> dict[int, set[int]]:
     for t in saved:
         found.setdefault(storage_key(t), set()).add(t._version)
     return found
+
+
+def kept_by(outputs: list) -> list[set[int]]:
+    """For each of several outputs the storages that its derivatives have saved: its gradient fails if they are written."""
+    if len(outputs) < 2:
+        return []
+    saved = {node: {storage_key(t) for t in saved_by(node) if isinstance(t, FakeTensor)} for node in history_of(outputs)}
+    return [set().union(*(saved[node] for node in history_of([t]))) for t in outputs]
 
 
 def overlapping(outputs: list) -> list[set[int]]:

@@ -67,6 +67,7 @@
 
 # %%
 import functools
+import itertools
 import math
 import operator
 from collections import Counter
@@ -457,7 +458,8 @@ class Partition:
 # returns the program's results, and then whatever is computed and saved. A saved value that is simply an
 # input of the program need not be returned, since the caller has it. But an input that the caller could
 # overwrite before backward runs is not safe; of such an input a copy is returned (`clone`). So is of a result that eager
-# has not saved, which therefore costs as much as a value that is not in memory.
+# has not saved, which therefore costs as much as a value that is not in memory. What eager has saved for some outputs is safe
+# where only their gradients read it; if others do (`expose_more`), it is not, and the cut is made again.
 #
 # The backward graph begins with the saved values and the tangents as inputs. It is built backwards from
 # need: `bring` copies a node of the joint graph together with everything that it depends on and that is not
@@ -467,12 +469,14 @@ class Partition:
 
 # %%
 def partition(joint: Joint) -> Partition:
-    halves = split_nodes(joint)
-    lent = {storage_key(halves.outputs[i].meta["val"]) for i in joint.writable if isinstance(halves.outputs[i], fx.Node)}
+    halves, found = split_nodes(joint), True
+    while found:
+        lent = {storage_key(halves.outputs[i].meta["val"]) for i in joint.writable if isinstance(halves.outputs[i], fx.Node)}
 
-    def price_here(node, joint, written):
-        return price(node, joint, written and not is_lent(node, lent))
-    saved = choose_saved(joint, halves, price_here)
+        def price_here(node, joint, written):
+            return price(node, joint, written and not is_lent(node, lent))
+        saved = choose_saved(joint, halves, price_here)
+        found = expose_more(joint, halves, saved)
     logs.tell("cut", joint=joint, halves=halves, saved=saved)
     inputs = [n for n in joint.gm.graph.nodes if n.op == "placeholder" and n not in halves.backward]
     if joint.symbols:       # every size goes to backward
@@ -482,6 +486,27 @@ def partition(joint: Joint) -> Partition:
     copied = [n for n in computed if isinstance(n.meta["val"], torch.Tensor) and (n.op == "placeholder" or is_lent(n, lent))]
     return Partition(_forward_graph(joint, halves, inputs, computed, copied),
                      _backward_graph(joint, halves, saved, copied), [n.name for n in saved], positions, joint.reached)
+
+
+def expose_more(joint: Joint, halves: Halves, saved: list) -> bool:
+    """Is one of the `saved` an input or a result that is read for the gradient of an output for which eager has not saved it? Then it may
+    be written before backward, though it is saved for other outputs. Notes such ones in the joint graph."""
+    known = set().union(*joint.kept) - joint.writable
+    results = {storage_key(o.meta["val"]): i for i, o in enumerate(halves.outputs) if i in known}
+    names = {n: n.name if n.op == "placeholder" else results.get(storage_key(n.meta["val"])) for n in saved
+             if isinstance(n.meta.get("val"), torch.Tensor)}
+    behind = {n: {name} for n, name in names.items() if name in known and (n.op != "placeholder" or is_safe(n, joint))}
+    tangents, count, found = {}, itertools.count(), set()
+    for node in joint.gm.graph.nodes if behind else ():
+        read = set().union(*(behind.get(a, ()) for a in node.all_input_nodes))
+        if node not in halves.backward:
+            behind.setdefault(node, read)
+            continue
+        tangents[node] = {next(count)} if "tangent" in node.meta else set().union(*(tangents.get(a, ()) for a in node.all_input_nodes))
+        found |= {name for name in read if not all(name in joint.kept[k] for k in tangents[node])}
+    joint.exposed |= {name for name in found if type(name) is str}
+    joint.writable |= {name for name in found if type(name) is int}
+    return bool(found)
 
 
 def is_lent(node: fx.Node, lent: set[int]) -> bool:

@@ -98,6 +98,24 @@ def test_an_activation_is_written_in_the_graph(name):
     assert len(found.graphs) == 1 and not found.breaks
 
 
+@pytest.mark.parametrize("backend", ("aot_eager", "loops"))
+def test_what_is_saved_for_other_outputs_is_written(backend):
+    """Eager has saved `b` for its square and `result` for its cube, and copies of both for the rest."""
+    def f(a, b):
+        result = a * 3
+        return b.square(), F.softsign(b.t().reshape(6)), result, result ** 3, result.t().reshape(6).sin()
+
+    for k in (1, 2, 4):
+        gradients = []
+        for function in (f, minicompile.compile(f, backend=backend)):
+            a = torch.arange(6.0).view(2, 3).requires_grad_()
+            outputs = function(a, b := a * 1.5)
+            with torch.no_grad():
+                b.zero_(), outputs[2].zero_()
+            gradients.append(torch.autograd.grad(outputs[k].sum(), a)[0])
+        assert torch.allclose(*gradients)
+
+
 def test_ranges_that_overlap_are_found_in_order_of_address():
     def every_pair(spans, kinds):
         return any(a < d and c < b and a < b and c < d and (w or x) and not (m and y)
