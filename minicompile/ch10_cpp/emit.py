@@ -192,6 +192,29 @@ def as_bits(g: LinkedKernel, value: Value, args: tuple, half: torch.dtype, moved
     return g.make(value.op, args if value.op == "load" else (args[0], *moved), BITS)
 
 # %% [markdown]
+# ## Dividing by a sum
+#
+# A softmax divides each exponential by their sum. A division takes as long as twenty other instructions, so `by_reciprocals` computes
+# one for a row, and multiplies by it: a softmax takes a quarter less. It may be off by one place more than the quotient, and the
+# exponential is so itself. The largest number of the row has the exponential 1, and equal ones the same, for which the two agree; and the
+# sum, which is at least 1, has a reciprocal that is neither infinite nor subnormal.
+
+# %%
+def by_reciprocals(g: LinkedKernel) -> LinkedKernel:
+    """The graph in which exponentials of what is less than a maximum are multiplied by the reciprocal of their sum."""
+    def of_softmax(value: Value) -> bool:
+        x, total = value.args if value.op == "truediv" and value.dtype == torch.float32 else (value, value)
+        return total.op == "reduce" and total.args[:2] == ("sum", x) and x.op == "exp" and x.args[0].op == "sub" and \
+            x.args[0].args[1].op == "reduce" and x.args[0].args[1].args[0] == "max"
+
+    def step(new: LinkedKernel, value: Value, args: tuple) -> Value:
+        if of_softmax(value):
+            return new.make("mul", (args[0], new.make("reciprocal", args[1:], value.dtype)), value.dtype)
+        return new.again(value, args)
+
+    return relink(g, step) if any(map(of_softmax, g.values)) else g
+
+# %% [markdown]
 # ## The function
 #
 # `emit_cpp` puts the nest into a function of a fixed signature: pointers to tensors, sizes, and a place to report a bad index. At its
@@ -226,7 +249,7 @@ def emitted(kernel: Kernel, **options) -> tuple[Emitter, Scope]:
     """The nest of a kernel, in the scope of its function. options: for the `Emitter`."""
     pointers = {name: f"out{i}" for i, name in enumerate(kernel.outputs)}
     pointers |= {name: f"in{i}" for i, name in enumerate(kernel.inputs)}
-    e = Emitter(moved_as_bits(link(kernel)), pointers=pointers, **options)
+    e = Emitter(moved_as_bits(by_reciprocals(link(kernel))), pointers=pointers, **options)
     function = Scope(frozenset())
     if e.graph.reductions:
         emit_reductions(e, function)

@@ -38,6 +38,7 @@ from .ops import literal, register_type
 
 CHUNK = 1024                 # elements of a row between two merges
 SCRATCH = 1 << 18            # bytes of a row's expensive values that are kept rather than computed again
+NARROW = 64                  # the fewest columns of a block for which expensive values are kept
 FLUSH = 256                  # column sums: rows between two flushes into double
 
 # %% [markdown]
@@ -101,10 +102,17 @@ def passes(e: Emitter) -> list[tuple[list[Value], list[Value]]]:
 #
 # `passes` (above) has divided the work: each pass walks along the row once, computes some reductions, and stores
 # what is known by then. A softmax has three, for the maximum, the sum, and the quotients. (Chapter 9 finds maximum and sum in one walk,
-# at the price of computing each exponential again. Here that is what takes time.) `twice` are the values worth an array: they are
+# at the price of computing each exponential again. Here that is what takes time.) `needed_again` are the values worth an array: they are
 # expensive, and a later pass needs them again. The second walk of a softmax puts its exponentials there, and the third divides them.
 
 # %%
+def needed_again(e: Emitter, plan: list[tuple[list[Value], list[Value]]]) -> list[Value]:
+    """The expensive values that more than one pass needs."""
+    uses = [elements(e.graph, reductions + stores) for reductions, stores in plan]
+    return sorted({v for i, used in enumerate(uses) for v in used if v.op in HEAVY and any(v in later for later in uses[i + 1:])},
+                  key=in_order)
+
+
 def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
     kernel = e.kernel
     atomic = any(s.mode == "atomic_add" for s in e.graph.stores)
@@ -114,12 +122,10 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
     if outer:
         tabulate(e, function, nest, lane, outer)
     plan, kept = passes(e), {}
-    uses = [elements(e.graph, reductions + stores) for reductions, stores in plan]
     if isinstance(lane.size, int) and len(kernel.reduction_vars) == 1:
-        twice = {v for i, used in enumerate(uses) for v in used
-                 if v.op in HEAVY and any(v in later for later in uses[i + 1:])}
+        twice = needed_again(e, plan)
         most = SCRATCH // (lane.size * max((v.dtype.itemsize for v in twice), default=1))
-        kept = dict.fromkeys(sorted(twice, key=in_order)[:most])
+        kept = dict.fromkeys(twice[:most])
     for reductions, stores in plan:
         _row_pass(e, nest, lane, reductions, stores, kept)
     store_lines(e, [s for s in e.graph.stores if not e.graph.is_element(s)], nest)
@@ -318,6 +324,9 @@ def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
 # including the position of a maximum. Values of the row's phase that the elements need, such as `rsqrt(var +
 # eps)` per column, are computed once per column and kept in an array as well.
 #
+# (They are kept in floats.) What is expensive and needed by two passes is kept for all rows of the block, as with rows, and the
+# block is so narrow that `SCRATCH` bytes hold it.
+#
 # A sum over the *rows* of a matrix is laid out differently. The memory is contiguous along the columns, so the
 # lanes are columns, and each lane has an accumulator of its own: an array `acc[lane]`, to which every row is
 # added. Columns are divided among threads in blocks of at most 512, whose accumulators stay in the first-level
@@ -328,10 +337,17 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
     kernel = e.kernel
     atomic = any(s.mode == "atomic_add" for s in e.graph.stores)
     outer = tuple(v for v in kernel.vars if v is not lane)
-    block = lane_block(e, lane, outer, 512)
+    length, plan, widest = product(v.size for v in kernel.reduction_vars), passes(e), 512
+    twice = () if atomic or not isinstance(length, int) else needed_again(e, plan)
+    if twice:
+        widest = min(widest, SCRATCH // (length * len(twice) * max(v.dtype.itemsize for v in twice)) // NARROW * NARROW)
+    twice, widest = (twice, widest) if widest else ((), 512)
+    block = lane_block(e, lane, outer, widest)
     blocks, prologue, first, count = lane_headers(lane, block)
     width = block if block is not None else lane.size
     nest = child(function, outer)
+    row = linear([v.expr for v in kernel.reduction_vars], contiguous_strides([v.size for v in kernel.reduction_vars]))
+    kept = {value: f"{fresh(e, 'kept')}[{width}*({to_text(as_expr(row))}) + lane]" for value in twice}
 
     def lanes(scope: Scope, lines: list[str]) -> None:
         """A loop over the lanes with these lines."""
@@ -339,7 +355,7 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         loop.lines += lines
         close_lanes(e, loop, [SIMD], lane, first, count, [])
 
-    for reductions, stores in passes(e):
+    for reductions, stores in plan:
         both = reductions + stores
         ready = {o for s in (*both, *elements(e.graph, both)) for o in s.operands if not e.graph.is_element(o)
                  and lane in o.dims and o.op not in ("load", "constant", "index", "reduce", "get")}
@@ -348,7 +364,13 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         inner = child(child(rows, ()), (lane,))
         halves = half_blocks(e, inner.parent, () if atomic else dict.fromkeys([*elements(e.graph, both), *stores]), lane)
         compute(e, both, inner)
-        steps = [_column_step(e, r, get(e, r.args[1], inner)) for r in reductions]
+        for value in [v for v in kept if v in inner.names]:
+            place = kept.pop(value)
+            nest.lines += of_loop(e, value.loop, f"{register_type(value.dtype)} {place.partition('[')[0]}[{length * width}];")
+            inner.lines += of_loop(e, value.loop, f"{place} = {inner.names[value]};")
+            nest.names[value] = place
+        long = not (isinstance(length, int) and length <= FLUSH)
+        steps = [_column_step(e, r, get(e, r.args[1], inner), long) for r in reductions]
         for r, step in zip(reductions, steps):
             inner.lines += of_loop(e, r.loop, *step.element)
             nest.lines += [f"alignas(64) {t} {name}[{width}];" for t, name, _ in step.state]
@@ -398,8 +420,7 @@ def _flushed_rows(e: Emitter, nest: Scope, rows: Scope, steps: list["ColumnStep"
     end."""
     flush = [line for s in steps for line in s.flush]
     counts = [line for s in steps for line in s.each_flush]
-    length = product(v.size for v in e.kernel.reduction_vars)
-    if flush and not (isinstance(length, int) and length <= FLUSH):
+    if flush:
         since = fresh(e, "since")
         nest.lines.append(f"int64_t {since} = 0;")
         now = child(rows, ())
@@ -409,7 +430,7 @@ def _flushed_rows(e: Emitter, nest: Scope, rows: Scope, steps: list["ColumnStep"
         close(now, [f"if (++{since} == {FLUSH})"])
     close(rows, [for_(v.name, size_text(v.size)) for v in e.kernel.reduction_vars])
     if flush:
-        lanes(nest, flush)
+        lanes(nest, [line for s in steps for line in s.end])
         nest.lines += counts
 
 
@@ -421,12 +442,14 @@ def _flushed_rows(e: Emitter, nest: Scope, rows: Scope, steps: list["ColumnStep"
 @dataclass(eq=False)
 class ColumnStep:
     """What one reduction adds to a column pass. `state`: arrays with one element per lane, as (type, name,
-    start). `element` and `flush` are statements for one lane, `each_row` and `each_flush` for all lanes."""
+    start). `element`, `flush` and `end`, in the place of the last flush, are statements for one lane, `each_row` and `each_flush`
+    for all lanes."""
 
     state: list[tuple[str, str, str]]
     element: list[str]
     result: str | tuple[str, ...]
     flush: Sequence[str] = ()
+    end: Sequence[str] = ()
     counters: Sequence[str] = ()
     each_row: Sequence[str] = ()
     each_flush: Sequence[str] = ()
@@ -437,23 +460,27 @@ class ColumnStep:
 # combined between lanes, and the element of a row is added to the accumulator of its column. What differs between the
 # kinds is how many accumulators they have and whether these can hold a long column. A float that has taken thousands of
 # numbers loses the small ones. So sums and variances count in float for 256 rows, and are then flushed into a double,
-# which is what `flush` and `each_flush` are for. A maximum loses nothing and needs no flush. The variance divides by
+# which is what `flush` and `each_flush` are for; what the double holds at the end becomes a float once, and not for each
+# element that is divided by it. A maximum loses nothing and needs no flush. The variance divides by
 # the count at each step; the quotient is the same for all columns and is computed once for a row (`each_row`).
 
 # %%
-def _column_step(e: Emitter, r: Value, x: str) -> ColumnStep:
+def _column_step(e: Emitter, r: Value, x: str, long: bool) -> ColumnStep:
+    """long: are there more rows than are added up without a flush?"""
     kind, source, index = r.args
     dtype = accumulator_type(r)
     t, n = register_type(dtype), fresh(e, "_")
     acc, total = f"acc{n}[lane]", f"total{n}[lane]"
     if kind == "welford":       # running mean within 256 rows, then merged in double
-        names = [f"{name}{n}" for name in ("mean", "m2", "centre", "spread")]
-        mean, m2, centre, spread = (f"{name}[lane]" for name in names)
+        names = [f"{name}{n}" for name in ("mean", "m2", "centre", "spread")[:4 if long else 2]]
+        mean, m2, *total = places = [f"{name}[lane]" for name in names]
+        flush = f"mc_column_flush<{t}>({', '.join([mean, m2, f'count{n}', *total, f'all{n}'])});"
         return ColumnStep(
             [(kind, name, "0") for kind, name in zip((t, t, "double", "double"), names)],
             element=[f"mc_column_welford<{t}>({x}, inverse{n}, {mean}, {m2});"],
-            result=(f"({t}){centre}", f"({t}){spread}", f"({t})all{n}"),
-            flush=[f"mc_column_flush<{t}>({mean}, {m2}, count{n}, {centre}, {spread}, all{n});"],
+            result=(mean, m2, f"({t})all{n}" if long else f"count{n}"),
+            flush=[flush] if long else [],
+            end=[flush, *(f"{place} = ({t}){whole};" for place, whole in zip(places, total))],
             counters=[f"{t} count{n} = 0;", f"double all{n} = 0;"],
             each_row=[f"count{n} += 1;", f"const {t} inverse{n} = 1 / count{n};"],
             each_flush=[f"all{n} += count{n};", f"count{n} = 0;"])
@@ -463,8 +490,9 @@ def _column_step(e: Emitter, r: Value, x: str) -> ColumnStep:
                           [f"{extreme}({x}, {size_text(index)}, best{n}[lane], at{n}[lane]);"],
                           f"at{n}[lane]")
     if kind == "sum" and t == "float":
-        return ColumnStep([(t, f"acc{n}", "0"), ("double", f"total{n}", "0")], [f"{acc} += {x};"],
-                          f"(float){total}", [f"{total} += {acc};", f"{acc} = 0;"])
+        state = [(t, f"acc{n}", "0"), ("double", f"total{n}", "0")]
+        return ColumnStep(state if long else state[:1], [f"{acc} += {x};"], acc,
+                          [f"{total} += {acc};", f"{acc} = 0;"] if long else [], [f"{acc} = (float)({total} + {acc});"])
     t = "uint8_t" if dtype is torch.bool else t
     if kind in ("max", "min"):
         value = f"mc_{kind}<{t}>({acc}, ({t}){x})"

@@ -421,3 +421,21 @@ def test_the_mean_of_a_row_of_several_dimensions_is_taken_at_once_where_they_fit
     call, sources = compile_cpp(f, x, weight)
     assert [f", {merged}, mean" in s.code for s in sources if "mc_row_welford(t" in s.code] == [True]
     torch.testing.assert_close(call(x, weight)[0], f(x, weight), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(40, 301), (2000, 33), (3, 2, 1000)])
+def test_a_softmax_over_columns_computes_each_exponential_once(shape):
+    source, = agree(lambda x: x.softmax(0), rand(*shape) * 3, rtol=1e-5, atol=1e-7)
+    assert source.code.count("mc_exp(") == 1 + (shape[0] == 2000), "2,000 rows are too many to keep"
+    assert " / " not in source.code.replace("(float)1 / ", ""), "the sum is divided by once for a column"
+    assert ("double" in source.code) == (shape[0] > 256)
+
+
+def test_columns_of_few_rows_are_added_up_in_floats():
+    source, = agree(lambda x: (x.sum(0), x.var(0), x.mean(0)), rand(200, 64), rtol=1e-5, atol=1e-6)
+    assert "total" not in source.code and "centre" not in source.code
+
+
+def test_equal_numbers_have_equal_shares_of_a_softmax():
+    for n in (3, 7, 49, 1000):
+        agree(lambda x: x.softmax(-1), torch.full((5, n), 2.5), rtol=0, atol=0)
