@@ -25,7 +25,7 @@ from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource
 from ..ch08_fusion.values import LinkedKernel, link, relink
 from .lanes import close_lanes, half_blocks, interior, tabulate
 from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, direct_variable, for_, fresh, index_text, lane_block,
-                    lane_headers, least_work, of_loop, shared, size_text, store_lines, taken_off, vote)
+                    lane_headers, least_work, of_loop, shared, size_text, store_lines, taken_off, unnamed, vote)
 from .ops import BITS, HALVES, memory_type
 from .reductions import emit_reductions
 
@@ -125,7 +125,7 @@ def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -
     for value in e.interior.inside if e.interior else ():
         if value in nest.names:
             nest.names[value] = f"(inside ? {e.interior.inside[value]} : {nest.names[value]})"
-    halves = half_blocks(e, inner.parent, () if atomic or e.interior else e.graph.steps, lane)
+    halves = half_blocks(e, inner.parent, () if atomic or e.interior else (*unnamed(stores, nest), *stores), lane)
     store_lines(e, stores, inner)
     close_lanes(e, inner, [] if atomic and direct is not lane else [SIMD], lane, first, count, halves)
     if not atomic:

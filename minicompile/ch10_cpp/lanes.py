@@ -15,9 +15,9 @@ import torch
 from ..ch01_graphs.symbolic import Int, Symbol, product, substitute, symbols, to_text
 from ..ch07_loops.ir import Value, behind, body_of, in_order, replay
 from ..ch07_loops.reference import GridHandler
-from .nests import (Emitter, Interior, Scope, along_lane, child, close, compute, first_position, for_, fresh, get, index_text, lane_mask,
-                    masks_whole_lanes, of_loop, size_text, stays_inside)
-from .ops import BITS, HALVES
+from .nests import (Emitter, Interior, Scope, along_lane, child, close, compute, first_position, for_, fresh, get, index_text, known_name,
+                    lane_mask, masks_whole_lanes, of_loop, size_text, stays_inside)
+from .ops import BITS, HALVES, register_type
 
 # %% [markdown]
 # ## Positions that every row reads at
@@ -26,29 +26,39 @@ from .ops import BITS, HALVES
 # the check keeps the loop from becoming vectors. `tabulate` puts such positions, those which vary along one variable only, into an array,
 # once for the kernel: a resize to 4 million elements takes 3 ms in place of 20. Of images whose channels are innermost the lane is the
 # channel, and what would be computed for each pixel again is where its row and its column read: with 16 channels, five sixths of the time.
+# There the scale and the shift of a batch norm depend on the lane only, and so do weights in a norm of rows: the root of the variance, and
+# floats made of halves, have a table as well.
 
 # %%
 LONGEST_TABLE = 4096
 
 
 def tabulate(e: Emitter, function: Scope, nest: Scope, lane: Symbol, outer: tuple[Symbol, ...]) -> None:
-    """Compute the positions that depend on one variable in `function`, if they are needed again, and name them in `nest`, inside of it."""
+    """Compute the positions that depend on one variable in `function`, if they are needed again, and name them in `nest`, inside of it;
+    and all else that depends on the lane only."""
     for variable in (lane, *outer):
         again, size = product(v.size for v in outer if v is not variable), variable.size
-        positions = [v for v in e.graph.values if v.op == "indirect" and v.dims == {variable}]
+        needed = {o for v in e.graph.steps if v.dims != {lane} for o in v.operands if worth_a_table(o)} if variable is lane else ()
+        positions = [v for v in e.graph.values if (v.op == "indirect" or v in needed) and v.dims == {variable}]
         if e.part or not positions or not isinstance(size, int) or size > LONGEST_TABLE or isinstance(again, int) and again < 4:
             continue
         loop = child(function, (variable,))
         compute(e, positions, loop)
         for value in positions:
             table = fresh(e, "table")
-            function.lines += of_loop(e, value.loop, f"int64_t {table}[{size}];")
+            function.lines += of_loop(e, value.loop, f"{register_type(value.dtype)} {table}[{size}];")
             loop.lines += of_loop(e, value.loop, f"{table}[{variable.name}] = {get(e, value, loop)};")
             nest.names[value] = text = f"{table}[{variable.name}]"
             if variable is not lane:        # read once: g++ does not know that no lane writes to the table
                 nest.names[value] = name = fresh(e, "v")
                 nest.lines += of_loop(e, value.loop, f"const int64_t {name} = {text};")
         close(loop, [for_(variable.name, size_text(size))])
+
+
+def worth_a_table(value: Value) -> bool:
+    """Is it more to compute the number than to load it? Conditions are not: g++ finds out how they change along the lane."""
+    return value.dtype.is_floating_point and (value.op not in ("load", "constant", "reduce", "get") or
+                                              value.op == "load" and value.dtype in HALVES)
 
 # %% [markdown]
 # ## The inside of a row
@@ -148,7 +158,7 @@ def half_blocks(e: Emitter, scope: Scope, accesses: Iterable[Value], lane: Symbo
         whole = a.mask is None or a.op == "load" and masks_whole_lanes(e, a, lane)
         return whole and along_lane(e, a.index, lane) == 1 and lane not in symbols(a.index - lane.expr)
 
-    accesses = list(accesses)
+    accesses = [a for a in accesses if known_name(a, scope) is None]
     guarded = any(a.op == "load" and a.mask is not None and lane in a.mask.dims for a in accesses)
     if guarded or isinstance(lane.size, int) and lane.size < STEP:
         return []

@@ -296,8 +296,13 @@ def lane_mask(e: Emitter, condition: Value, scope: Scope) -> str:
 
 def compute(e: Emitter, steps: Iterable[Value], scope: Scope) -> None:
     """Compute what `steps` need in `scope`, operands first. Nothing recurses deeply."""
-    for value in behind(steps, lambda v: known_name(v, scope) is None):
+    for value in unnamed(steps, scope):
         get(e, value, scope)
+
+
+def unnamed(steps: Iterable[Value], scope: Scope) -> list[Value]:
+    """What is still to be computed for `steps`, operands first."""
+    return behind(steps, lambda v: known_name(v, scope) is None)
 
 
 def store_lines(e: Emitter, stores: Iterable[Value], scope: Scope) -> None:

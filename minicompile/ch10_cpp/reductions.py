@@ -31,9 +31,9 @@ from ..ch07_loops.lazy import linear
 from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.values import elements
 from ..errors import Unsupported
-from .lanes import STEP, close_lanes, half_blocks, tabulate
+from .lanes import STEP, close_lanes, half_blocks, tabulate, worth_a_table
 from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get, lane_block,
-                    lane_headers, of_loop, shared, size_text, store_lines)
+                    lane_headers, of_loop, shared, size_text, store_lines, unnamed)
 from .ops import literal, register_type
 
 CHUNK = 1024                 # elements of a row between two merges
@@ -174,7 +174,7 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
     chunk = child(middle, ())
     inner = child(child(chunk, ()), (lane,))
     collide = any(s.mode == "atomic_add" for s in stores) and direct_variable(e, (lane,)) is None
-    accesses = () if collide else dict.fromkeys([*elements(e.graph, reductions + stores), *stores])
+    accesses = () if collide else dict.fromkeys([*unnamed(reductions + stores, middle), *stores])
     halves = half_blocks(e, inner.parent, accesses, lane)
     compute(e, reductions, inner)
     for value, array in kept.items():
@@ -358,11 +358,11 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
     for reductions, stores in plan:
         both = reductions + stores
         ready = {o for s in (*both, *elements(e.graph, both)) for o in s.operands if not e.graph.is_element(o)
-                 and lane in o.dims and o.op not in ("load", "constant", "index", "reduce", "get")}
+                 and lane in o.dims and (worth_a_table(o) or o.op == "indirect")}
         _materialise(e, nest, lane, sorted(ready, key=in_order), width, lanes)
         rows = child(nest, kernel.reduction_vars)
         inner = child(child(rows, ()), (lane,))
-        halves = half_blocks(e, inner.parent, () if atomic else dict.fromkeys([*elements(e.graph, both), *stores]), lane)
+        halves = half_blocks(e, inner.parent, () if atomic else dict.fromkeys([*unnamed(both, nest), *stores]), lane)
         compute(e, both, inner)
         for value in [v for v in kept if v in inner.names]:
             place = kept.pop(value)

@@ -439,3 +439,18 @@ def test_columns_of_few_rows_are_added_up_in_floats():
 def test_equal_numbers_have_equal_shares_of_a_softmax():
     for n in (3, 7, 49, 1000):
         agree(lambda x: x.softmax(-1), torch.full((5, n), 2.5), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_depends_on_the_channel_only_is_computed_once_where_channels_are_innermost(dtype):
+    x = rand(2, 40, 5, 5).to(dtype).contiguous(memory_format=torch.channels_last)
+    mean, weight, bias = (rand(40, seed=k).to(dtype) for k in (1, 2, 3))
+    source, = agree(lambda x, m, v, w, b: F.batch_norm(x, m, v, w, b), x, mean, mean.abs() + 0.5, weight, bias)
+    row = source.code.partition("for (int64_t i0")[2]
+    assert "sqrt" in source.code and "sqrt" not in row
+    assert dtype is torch.float32 or row.count("mc_widen") == 1
+
+
+def test_halves_are_not_converted_for_a_pass_that_needs_what_was_kept():
+    source, = agree(lambda x: x.softmax(-1), rand(40, 96).bfloat16())
+    assert source.code.count("mc_widen_bf16(") == 2
