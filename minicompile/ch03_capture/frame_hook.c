@@ -82,7 +82,16 @@ static PyObject *callback = NULL; /* callback(function, code, context) -> target
 static PyObject *evaluate = NULL, *evaluate_all = NULL; /* the singletons EVALUATE and EVALUATE_ALL */
 static PyObject *missed = NULL;   /* a second one, chosen by Python */
 static int regions = 0;           /* threads inside a region; guarded by the GIL */
-static _Thread_local PyObject *region = NULL; /* the current context, borrowed from run()'s caller */
+static _Thread_local PyObject *region = NULL; /* the current context. It may outlive the call that set it: greenlets of one
+                                               * thread take turns in the middle of calls, and all see this variable */
+
+/* From here on this is the current context, a reference that is taken over. */
+static void leave_for(PyObject *context)
+{
+    PyObject *old = region;
+    region = context;
+    Py_XDECREF(old);
+}
 
 static void free_rules(CodeState *state)
 {
@@ -248,7 +257,7 @@ static PyObject *ask(PyFunctionObject *function, PyCodeObject *code, PyObject *c
     PyObject *saved = region;
     region = NULL;
     PyObject *answer = PyObject_CallFunctionObjArgs(callback, function, code, context, NULL);
-    region = saved;
+    leave_for(saved);
     if (answer == NULL)
         return NULL;
     CodeState *state = state_of((PyObject *)code, 1);
@@ -272,18 +281,21 @@ typedef struct {
 
 static _Thread_local Lent *lent = NULL;
 
-static void take_lent(void)
+static void take_back(Lent *from)
 {
-    PyObject **items = lent->items;
-    lent->items = NULL;
-    for (Py_ssize_t i = 0; items != NULL && i < lent->count; i++)
+    PyObject **items = from->items;
+    from->items = NULL;
+    for (Py_ssize_t i = 0; items != NULL && i < from->count; i++)
         Py_DECREF(items[i]);
 }
 
 static PyObject *evaluate_frame(PyThreadState *tstate, struct _PyInterpreterFrame *frame, int throwflag)
 {
-    if (lent != NULL && (PyObject *)FRAME_FUNCTION(frame) == lent->function)
-        take_lent();
+    if (lent != NULL && (PyObject *)FRAME_FUNCTION(frame) == lent->function) {
+        Lent *from = lent;
+        lent = NULL; /* first: while the frame runs, another greenlet may have the stack on which it lies */
+        take_back(from);
+    }
     PyObject *context = region;
     if (context == NULL || throwflag || tstate->tracing) /* tracing: this is a debugger's own callback */
         return evaluate_plain(tstate, frame, throwflag);
@@ -318,9 +330,10 @@ static PyObject *evaluate_frame(PyThreadState *tstate, struct _PyInterpreterFram
     }
     if (result == evaluate_all) {
         Py_DECREF(result);
+        PyObject *saved = region;
         region = NULL;
         result = evaluate_plain(tstate, frame, 0);
-        region = context;
+        leave_for(saved);
         return result;
     }
     return leave_frame(tstate, frame, result);
@@ -342,9 +355,9 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count, Py
     PyInterpreterState *interpreter = PyInterpreterState_Get();
     if (enter && regions++ == 0)
         _PyInterpreterState_SetEvalFrameFunc(interpreter, evaluate_frame);
-    region = enter ? args[0] : NULL;
+    region = enter ? Py_NewRef(args[0]) : NULL;
     PyObject *result = PyObject_Vectorcall(args[1], args + 2, count - 2, names);
-    region = saved;
+    leave_for(saved);
     if (enter && --regions == 0)
         _PyInterpreterState_SetEvalFrameFunc(interpreter, _PyEval_EvalFrameDefault);
     return result;
@@ -369,8 +382,8 @@ static PyObject *run_piece(PyObject *self, PyObject *const *args, Py_ssize_t cou
         own.items = items + 1;
         lent = &own;
         result = PyObject_Vectorcall(function, own.items, own.count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-        take_lent();
         lent = outer;
+        take_back(&own);
     } else if (items == NULL) {
         PyErr_NoMemory();
     }
@@ -381,9 +394,9 @@ static PyObject *run_piece(PyObject *self, PyObject *const *args, Py_ssize_t cou
 
 static PyObject *set_region(PyObject *self, PyObject *context)
 {
-    PyObject *old = region == NULL ? Py_None : region;
-    region = context == Py_None ? NULL : context;
-    return Py_NewRef(old);
+    PyObject *old = region == NULL ? Py_NewRef(Py_None) : region;
+    region = context == Py_None ? NULL : Py_NewRef(context);
+    return old;
 }
 
 static PyObject *get_region(PyObject *self, PyObject *unused)

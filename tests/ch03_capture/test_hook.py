@@ -325,6 +325,43 @@ def test_contexts_are_separate_and_none_leaves_the_region():
         hook.set_callback(PREVIOUS[0])
 
 
+def test_a_region_keeps_its_context():
+    """Who set it may be gone: greenlets take turns in the middle of calls."""
+    context = Context()
+    kept = weakref.ref(context)
+    hook.set_region(context)
+    del context
+    try:
+        assert kept() is not None and hook.get_region() is kept()
+    finally:
+        hook.set_region(None)
+    assert kept() is None
+
+
+def test_greenlets_take_turns_in_the_middle_of_pieces():
+    try:
+        from greenlet import getcurrent, greenlet
+    except ImportError:
+        return
+
+    def piece(xs, n):
+        getcurrent().parent.switch()
+        return len(xs) + n if n == 0 else hook.run_piece([piece, (xs * 2, n - 1)])
+
+    def start(n):
+        return hooked({}, hook.run_piece, [piece, ([0], n)])[0]
+
+    waiting = [greenlet(start) for _ in range(4)]
+    results = {}
+    for n, one in enumerate(waiting):
+        one.switch(n)
+    for _ in range(6):
+        for n, one in enumerate(waiting):
+            if not one.dead:
+                results[n] = one.switch()
+    assert results == {n: 2 ** n for n in range(4)}
+
+
 def test_threads_are_separate():
     def f():
         return "plain"
