@@ -65,6 +65,11 @@ class FrameState:
         if self.is_known():
             hook.set_target(self.code, self.context, target)
 
+    def interrupted(self, function, args, error: BaseException):
+        """What to return instead of raising this before the frame has begun; None to raise it: nobody waits."""
+        point = raise_point(self.code, True)
+        return point and call_of_raise(point, function, args, error)
+
     def is_known(self) -> bool:
         return self.code is not None and hook.record(self.code).get(states, {}).get(self.context) is self
 
@@ -262,17 +267,16 @@ def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
     logs.tell("graph", state=state, captured=captured)
     namespace["__graph"] = call_backend(captured, state.context, functools.partial(late_error, state.weak_code, state.context))
     caught = ""
-    if (point := make_raise(state.code)) is not None:
-        hook.skip_code(point.code)
+    if raise_point(state.code, True) is not None:
         arguments = "".join(f"{LocalSource(name).text()}, " for name in state.code.co_varnames[:state.code.co_argcount])
         caught = f"return __caught(__F, ({arguments}__error))"
         namespace["__caught"] = functools.partial(go_on_in_handlers, torch.is_grad_enabled(), state.context.backend == "eager")
     if callable(state.context.backend):
-        return watched_call("", caught) if caught else CALL_OF_GRAPH
+        return watched_call("", caught, everything=True) if caught else CALL_OF_GRAPH
     gm = captured.gm if captured.traceless else None
     namespace["__refused"] = functools.partial(hook.run, None, graph_refused, gm, state.context.backend == "eager",
                                                torch.is_grad_enabled())
-    return watched_call(captured.retreat, caught or "raise")
+    return watched_call(captured.retreat, caught or "raise", everything=bool(caught))
 
 
 # %% [markdown]
@@ -286,31 +290,50 @@ def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
 # whoever set the hook. Checkpointing stops its second forward pass in this way. Such an exception is raised where the frame begins. For
 # a resume function that is inside of the blocks that were entered before the break
 # ([`make_raise`](ref:minicompile.ch04_breaks.steps.make_raise)). So is that of a graph that has left traces, if the graph ran operator by
-# operator: a kernel that has raised may have written to an input or not, and a handler would go on with whichever it is.
+# operator: a kernel that has raised may have written to an input or not, and a handler would go on with whichever it is. And so is
+# what interrupts the program, as KeyboardInterrupt: its `finally` has to run, and `with` to leave, say, `torch.no_grad()`.
 
 # %%
 CALL_OF_GRAPH = "__out = __graph(*__inputs)\n"
 
 
-def watched_call(retreat: str, otherwise: str) -> str:
+def watched_call(retreat: str, otherwise: str, everything: bool) -> str:
     """retreat: what to return so that the frame is evaluated, if anything. It may put back generators of random numbers, and then also does
-    so before the trial, which is to draw the numbers that the graph drew. otherwise: the statement if it is not."""
+    so before the trial, which is to draw the numbers that the graph drew. otherwise: the statement if it is not. everything: whether
+    KeyboardInterrupt and the like are caught, too."""
     refused = f"""    if {"" if retreat == "__EVALUATE" else f"{retreat} is __EVALUATE and "}__refused(*__inputs):
         return {retreat}
 """
     return f"""try:
-    {CALL_OF_GRAPH}except Exception as __error:
+    {CALL_OF_GRAPH}except {"BaseException" if everything else "Exception"} as __error:
 {refused if retreat else ""}    {otherwise}
 """
 
 
 def go_on_in_handlers(grad: bool, eager: bool, function, arguments):
     """The exception, the last of the arguments, goes to whoever waits for it where the resume function begins."""
-    if not (eager or raised_by_hook(arguments[-1])):
-        raise arguments[-1]
+    *args, error = arguments
+    point = raise_point(function.__code__, interrupts(error))
+    if point is None or not (eager or interrupts(error) or raised_by_hook(error)):
+        raise error
     torch._C._set_grad_enabled(grad)
-    point = make_raise(function.__code__)
-    return TailCall((point.function(function.__globals__, *(function.__closure__ or ())), arguments))
+    return call_of_raise(point, function, args, error)
+
+
+def raise_point(code, interrupted: bool):
+    """The piece that raises an exception where the resume function `code` begins; None if it is none, or nobody waits there."""
+    if (point := make_raise(code, interrupted)) is not None:
+        hook.skip_code(point.code)
+    return point
+
+
+def call_of_raise(point, function, args, error: BaseException) -> TailCall:
+    return TailCall((point.function(function.__globals__, *(function.__closure__ or ())), (*args, error)))
+
+
+def interrupts(error: BaseException) -> bool:
+    """Whether this is nothing that the graph has raised, as KeyboardInterrupt."""
+    return not isinstance(error, Exception)
 
 
 @contextlib.contextmanager
@@ -339,7 +362,7 @@ def graph_refused(gm, eager: bool, grad: bool, *inputs) -> bool:
     """Whether the frame is to be evaluated after its graph has raised. gm: the captured graph, or None if it
     leaves traces. eager: whether it was this graph that ran. grad: the grad mode when it began."""
     torch._C._set_grad_enabled(grad)
-    if gm is None or raised_by_hook(sys.exception()):
+    if gm is None or interrupts(sys.exception()) or raised_by_hook(sys.exception()):
         return False
     if eager:
         return True

@@ -25,7 +25,7 @@ import torch
 import torch.utils.checkpoint
 
 import minicompile
-from minicompile import driver, frames, logs
+from minicompile import driver, frames, logs, versions
 from minicompile.ch01_graphs.fake import FakeTensor
 from minicompile.ch02_guards import codegen
 from minicompile.ch03_capture import capture, hook
@@ -251,6 +251,71 @@ def test_interrupted_while_compiling(stage, error, monkeypatch):
     before = driver.counters.graphs
     result, texts = warned(compiled, x)
     assert close(result, chain(x)) and not texts and driver.counters.graphs == before + 1
+
+
+class Entered:
+    def __init__(self, log):
+        self.log = log
+
+    def __enter__(self):
+        self.log.append("enter")
+
+    def __exit__(self, kind, *_):
+        self.log.append(f"exit {kind and kind.__name__}")
+
+
+def blocks_around_breaks(x, log):
+    log.append(torch.is_grad_enabled())
+    print(end="")
+    try:
+        with Entered(log), torch.no_grad():
+            print(end="")
+            for _ in range(2):
+                x = x.sin() + 1
+                print(end="")
+        print(end="")
+        return x.cos()
+    finally:
+        log.append("finally")
+
+
+@pytest.mark.parametrize("where", ["compile_frame", "call_backend"])
+def test_what_interrupts_the_rest_of_a_function_passes_its_blocks(where, monkeypatch):
+    """Ctrl-C while a piece behind a break is compiled, or runs: `with` is left, and `finally` runs, as in eager."""
+    class Interrupt(BaseException):
+        pass
+    x, ends, module = torch.ones(2, requires_grad=True), set(), frames if where == "compile_frame" else versions
+    original = getattr(module, where)
+
+    def interrupt(*args, **kwargs):
+        made = original(*args, **kwargs) if module is versions else None
+
+        def run(*args):
+            passed.append(where)
+            if len(passed) == moment:
+                raise Interrupt
+            return made(*args)
+        hook.skip_code(run.__code__)
+        if made is not None:
+            return run
+        passed.append(where)
+        if len(passed) == moment:
+            raise Interrupt
+        return original(*args, **kwargs)
+    monkeypatch.setattr(module, where, interrupt)
+    for moment in range(1, 30):
+        minicompile.reset()
+        passed, log, compiled = [], [], minicompile.compile(blocks_around_breaks, backend="eager")
+        try:
+            compiled(x, log)
+            break
+        except Interrupt:
+            pass
+        assert torch.is_grad_enabled(), moment
+        assert log.count("enter") == sum(str(item).startswith("exit") for item in log), (moment, log)
+        ends.add(str(log[1:]))
+    assert log == [True, "enter", "exit None", "finally"] and moment > 3
+    assert {"['enter', 'exit Interrupt', 'finally']", "['enter', 'exit None', 'finally']"} <= ends
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")

@@ -394,6 +394,11 @@ def write_exits(w: Walk) -> list[ResumePoint]:
 # noticed. A `finally` or an `except` of the part before the break is waiting for this exception nevertheless. So there is a third kind
 # of piece: the state of the resume function, the exception on top of the stack, an instruction that raises it, and behind that the
 # original with its handlers.
+#
+# What interrupts the program, such as `KeyboardInterrupt`, comes while a graph runs or while the compiler is at work for it. In eager it
+# would have come to the line of the break. The last line of a block has its handlers, and what follows has not: there the block is being
+# left, and the `__exit__` of a `with` is called. So then (`interrupted`) the handlers of the instruction before count if they are further
+# inside, and what they need is still on the stack.
 
 # %%
 def raising(code) -> dict:
@@ -401,16 +406,38 @@ def raising(code) -> dict:
     return {}
 
 
-def make_raise(code) -> ResumePoint | None:
+def make_raise(code, interrupted: bool) -> ResumePoint | None:
     """The function that takes the arguments of the resume function `code`, then an exception, which it raises where that begins."""
     origin = origin_of(code)
     if origin is None or origin.code() is None:
         return None
-    known, key = kept(raising, origin.code()), (origin.start, origin.locals, origin.stack)
+    known, key = kept(raising, origin.code()), (origin.start, origin.locals, origin.stack, interrupted)
     if key not in known:
         draft = Draft(origin.code(), origin.start, origin.locals, (*origin.stack, VALUE))
         draft.body = [bc.new("RAISE_VARARGS", 1, position=draft.start.position)]
-        cover(draft, draft.body[0], draft.start)
+        cover(draft, draft.body[0], innermost(draft, len(origin.stack)) if interrupted else draft.start)
         made = assemble(draft, draft.code.co_name, with_original=True)[0] if draft.own else None
         known[key] = made and ResumePoint(made.co_name, made, origin.locals, draft.stack, draft.cells)
     return known[key]
+
+
+def innermost(draft: Draft, depth: int):
+    """Of the first instruction and those that lead to it, the one whose handlers are innermost and need no more of the stack.
+    depth: how much that is."""
+    here = draft.position[id(draft.start)]
+    leading = [i for at, i in enumerate(draft.instructions) if i.target is draft.start or
+               at == here - 1 and i.name not in LEAVES and not i.name.startswith("JUMP_")]
+    return max([draft.start, *leading], key=lambda i: len(handlers_outwards(draft, i, depth)))
+
+
+def handlers_outwards(draft: Draft, i, depth: int) -> list:
+    """The handler of an instruction, that of its first instruction, and so on; none if the first needs more of the stack."""
+    found = []
+    while True:
+        at = draft.position[id(i)]
+        h = next((h for h in draft.handlers if draft.position[id(h.first)] <= at <= draft.position[id(h.last)]), None)
+        if h is None or h in found or not found and h.depth > depth:
+            break
+        found.append(h)
+        i = h.target
+    return found
