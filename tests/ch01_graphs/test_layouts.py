@@ -314,6 +314,21 @@ def test_kernels_that_answer_channels_last():
                 check(op, strided(shape, order))
 
 
+def test_pools_of_one_sample_answer_channels_last_or_refuse():
+    def outcome(x):
+        try:
+            return [t.stride() for t in torch.nn.functional.max_pool3d(x, 1, return_indices=True)]
+        except RuntimeError:
+            return "refused"
+    seen = []
+    for shape in ((3, 4, 2, 5), (3, 4, 1, 2), (1, 4, 3, 2), (3, 1, 1, 1)):
+        for order in itertools.permutations(range(4)):
+            for x in (strided(shape, order), strided([2 * n for n in shape], order)[tuple(slice(n) for n in shape)]):
+                seen.append(outcome(x))
+                assert outcome(FakeMode().from_real(x)) == seen[-1]
+    assert "refused" in seen and any(s != "refused" and s[0][0] == 1 for s in seen)
+
+
 def test_batch_norm():
     """Channels last only where the operand lies so without gaps."""
     forms = set()

@@ -19,7 +19,7 @@ from .operators import by_overload, named, overload_named, overloads
 aten = torch.ops.aten
 
 
-def _channels_last(t: torch.Tensor) -> bool:
+def lies_channels_last(t: torch.Tensor) -> bool:
     """Do the strides say that channels vary fastest? Strides that could mean either count as row-major. Symbolic
     ones are asked as they are in the present call: their order is a guard."""
     if t.dim() not in (4, 5) or present(t.stride(1)) == 0:
@@ -38,7 +38,7 @@ def _convolution_layout(out, x, weight, *_):
     last of two, and `x` row by row then: its strides may mean either where sizes are 1."""
     if out.dim() == 3:
         return _convolution_layout(*(t.unsqueeze(2) for t in (out, x.contiguous(), weight))).squeeze(2)
-    if not (_channels_last(x) or _channels_last(weight)):
+    if not (lies_channels_last(x) or lies_channels_last(weight)):
         return out
     form = torch.channels_last if out.dim() == 4 else torch.channels_last_3d
     return torch.empty(out.shape, dtype=out.dtype, device="meta", memory_format=form)
@@ -50,7 +50,13 @@ def _in_channels_last(out):
 
 def _rows_or_channels_last(out, x, *_):
     """Channels last if `x` lies so, and otherwise row by row; meta kernels keep the order of `x`, whatever it is."""
-    return _in_channels_last(out) if _channels_last(x) else row_by_row(out)
+    return _in_channels_last(out) if lies_channels_last(x) else row_by_row(out)
+
+
+def _of_one_sample(out, x, *_):
+    """Channels last without a dim for the samples of a batch, too, where the meta kernel answers row by row."""
+    last = x.dim() == 4 and not x.is_contiguous() and x[None].is_contiguous(memory_format=torch.channels_last_3d)
+    return _in_channels_last(out[None])[0] if last else out
 
 
 def _batch_norm_layout(out, x, *_):
@@ -58,7 +64,7 @@ def _batch_norm_layout(out, x, *_):
     if out[0] is None:
         return out
     form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
-    last = form and not x.is_contiguous() and (_channels_last(x) or x.is_contiguous(memory_format=form))
+    last = form and not x.is_contiguous() and (lies_channels_last(x) or x.is_contiguous(memory_format=form))
     return (_in_channels_last(out[0]) if last else row_by_row(out[0])), *out[1:]
 
 
@@ -315,6 +321,7 @@ CPU_FORMS.update(by_overload({
     "pixel_unshuffle channel_shuffle": _shuffled,
     "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d max_unpool2d pixel_shuffle reflection_pad2d "
     "replication_pad2d reflection_pad3d replication_pad3d": _rows_or_channels_last,
+    "max_pool3d_with_indices": _each(_of_one_sample),
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward_dtypes,
     "rrelu_with_noise nonzero_static index_add index_copy": row_by_row,

@@ -15,6 +15,7 @@ from ..corrections import outside
 from ..fake import FakeTensor
 from ..layouts import length_of, present
 from ..refusals import REFUSALS, check_devices
+from .forms import lies_channels_last
 from .operators import IN_PLACE_VIEWS, SCATTERED, overloads
 
 aten = torch.ops.aten
@@ -51,6 +52,13 @@ def check_convolved(func, x, weight, bias, stride, padding, dilation, transposed
         raise RuntimeError(f"expected an input of {expected} channels for a weight of size {list(weight.shape)}, got {list(x.shape)}")
     if transposed and x.device.type == "cpu" and any(map(lambda p, s, d: p >= max(s, d), output_padding, stride, dilation)):
         raise RuntimeError(f"output padding {output_padding} must be smaller than stride {stride} or dilation {dilation}")
+
+
+@REFUSALS.of(aten.max_pool3d_with_indices.default)
+def check_pooled(func, x, *args, **kwargs) -> None:
+    """Without a dim for the samples of a batch, a CPU takes strides in which the depth varies fastest for a form that it does not have."""
+    if x.device.type == "cpu" and x.dim() == 4 and lies_channels_last(x):
+        raise RuntimeError("a three-dimensional pool of one sample whose depth varies fastest in memory")
 
 
 @REFUSALS.of(aten.full.default, aten.scalar_tensor.default)
