@@ -42,7 +42,7 @@ from .ch04_breaks.breaks import fullgraph_message
 from .ch04_breaks.resume import origin_of, original_code
 from .config import config
 from .errors import GraphBreakError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported, marked
-from .interrupts import COMPILING, FINALIZE, comes_unasked, compiling, interrupted, target_in_compiler
+from .interrupts import COMPILING, FINALIZE, ThreadState, comes_unasked, compiling, interrupted, target_in_compiler
 from .learning import explain_miss, look_again
 from .limits import is_full, is_one_of_many, over_limit
 from .stances import Context, current
@@ -222,11 +222,10 @@ def on_miss(state: FrameState, function, *args):
             raise GraphBreakError(f"fullgraph=True, but {name_of_code(state.code)} cannot be compiled here: {obstacle}, "
                                   "or allow it to run eagerly with fullgraph=False.")
         return EVALUATE
-    grad, depth, undo, result = torch.is_grad_enabled(), torch._C._len_torch_function_stack(), [], EVALUATE
-    created = state.cache.created
+    before, created, undo, result = ThreadState(), state.cache.created, [], EVALUATE
     try:
         try:
-            with without_saved_tensor_hooks() as hooks, compiling(hooks), _lock:
+            with without_saved_tensor_hooks() as before.hooks, compiling(before), _lock:
                 state.undo = undo
                 entry = made_meanwhile(state, created, function, args) or new_entry(state, function, args)
         except BaseException as error:
@@ -234,7 +233,7 @@ def on_miss(state: FrameState, function, *args):
                 raise
             return call
         finally:
-            restore_modes(grad, depth)
+            before.restore()
         if entry is not None:
             result = entry.function(function, *args)
         return result
@@ -282,17 +281,6 @@ def watched() -> bool:
     """Is there a TorchFunctionMode other than the default device?"""
     return bool(torch._C._len_torch_function_stack()) and any(
         type(m) is not DeviceContext for m in torch.overrides._get_current_function_mode_stack())
-
-
-def restore_modes(grad: bool, depth: int) -> None:
-    """An interrupt, or the recursion limit, can strike while a mode of the tracer is being left, and leave it
-    on; none was before."""
-    while torch._C._len_torch_dispatch_stack():
-        torch._C._pop_torch_dispatch_stack(None)
-    while torch._C._len_torch_function_stack() > depth:
-        torch._C._pop_torch_function_stack()
-    if torch.is_grad_enabled() != grad:
-        torch._C._set_grad_enabled(grad)
 
 
 # %% [markdown]

@@ -48,7 +48,7 @@ def called_by(callback):
 # been followed into a `torch.no_grad()`, gradients are off. A handler knows nothing of this: its tensors are the program's. So the
 # compiler runs in a region of its own, `COMPILING`, whose only targets are the functions above. The hook hands their frames to
 # `run_as_before`, which puts the thread into the state in which the compiler found it. PyTorch has no name for that state.
-# `ThreadState` has its parts, as far as a trace changes them.
+# `ThreadState` has its parts, as far as a trace changes them. `again` puts them back for a while, and `restore` when the compiler is done.
 #
 # | what | how it is put back |
 # |---|---|
@@ -76,8 +76,8 @@ def set_autocast(states: list[tuple]) -> None:
 class ThreadState:
     """What this thread is in. hooks: for saved tensors, outermost first, if they were taken off. raised: by a handler of signals."""
 
-    def __init__(self, hooks=()):
-        self.hooks, self.raised = hooks, None
+    def __init__(self):
+        self.hooks, self.raised = (), None
         self.grad, self.inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self.asks, self.depth = torch._C._is_torch_function_enabled(), torch._C._len_torch_function_stack()
         self.keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
@@ -104,6 +104,17 @@ class ThreadState:
                 stack.callback(torch._C._autograd._pop_saved_tensors_default_hooks)
             yield
 
+    def restore(self) -> None:
+        """An interrupt, or the recursion limit, can strike while a mode of the tracer is being left, and leave it on."""
+        while torch._C._len_torch_dispatch_stack():
+            torch._C._pop_torch_dispatch_stack(None)
+        while torch._C._len_torch_function_stack() > self.depth:
+            torch._C._pop_torch_function_stack()
+        if torch.is_grad_enabled() != self.grad:
+            torch._C._set_grad_enabled(self.grad)
+        if autocast_states() != self.autocast:
+            set_autocast(self.autocast)
+
 
 # %% [markdown]
 # The hook has to be installed, or nobody sees those frames. Where a frame is compiled it is. What is compiled later, from within
@@ -119,9 +130,9 @@ _found = threading.local()
 
 
 @contextlib.contextmanager
-def compiling(hooks=()):
-    """Inside, this thread compiles: what Python calls by itself finds it as it is now."""
-    outer, _found.state = getattr(_found, "state", None), (state := ThreadState(hooks))
+def compiling(state: ThreadState | None = None):
+    """Inside, this thread compiles: what Python calls by itself finds it as it was in `state`, or is now."""
+    outer, _found.state = getattr(_found, "state", None), (state := state or ThreadState())
     try:
         with hook.in_region(COMPILING):
             yield

@@ -29,6 +29,7 @@ from minicompile import driver, frames, logs, versions
 from minicompile.ch01_graphs.fake import FakeTensor
 from minicompile.ch02_guards import codegen
 from minicompile.ch03_capture import capture, hook
+from minicompile.ch03_capture.library import contexts
 from minicompile.ch04_breaks import steps
 from minicompile.ch11_runtime import host
 
@@ -316,6 +317,22 @@ def test_what_interrupts_the_rest_of_a_function_passes_its_blocks(where, monkeyp
         ends.add(str(log[1:]))
     assert log == [True, "enter", "exit None", "finally"] and moment > 3
     assert {"['enter', 'exit Interrupt', 'finally']", "['enter', 'exit None', 'finally']"} <= ends
+
+
+@pytest.mark.parametrize("leave", ["exit_autocast", "switch_grad"])
+def test_interrupted_while_a_context_is_left(leave, monkeypatch):
+    def f(x):
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            return x @ x
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+    compiled, x = minicompile.compile(f, backend="eager"), torch.ones(4, 4)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(contexts, leave, interrupted)
+        compiled(x)
+    assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and not torch._C._len_torch_dispatch_stack()
+    assert compiled(x).dtype == torch.bfloat16
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
