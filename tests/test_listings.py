@@ -35,6 +35,7 @@ from minicompile.ch02_guards.sources import LocalSource, ModuleAttrSource
 from minicompile.ch03_capture import attributes, no_hook, values
 from minicompile.ch03_capture.capture import CaptureOptions, trace_frame
 from minicompile.ch03_capture.hook import kept
+from minicompile.ch04_breaks import steps
 from minicompile.ch04_breaks.resume import pieces
 from minicompile.ch05_autograd import partition as partitions
 from minicompile.ch05_autograd.cleanup import clean
@@ -996,8 +997,27 @@ def cut_at_print():
 
 
 def step_of_a_loop():
-    lines = pieces_of(counted_up)["step"].splitlines()
-    return (inspect.getsource(counted_up) + beside("\n".join(lines[:14]), "\n".join(lines[14:]), 47)).replace("counted_up", "counted")
+    """The step, and which of its rules `put_away` applied to each instruction behind the path."""
+    rows = []
+
+    def noted(name, rule):
+        original = getattr(steps, name)
+
+        def called(w, *further):
+            if w.at >= 0:
+                rows.append(f"{w.draft.instructions[w.at].name:<15}{rule}")
+            return original(w, *further)
+        return mock.patch.object(steps, name, called)
+
+    def put_away(w, original=steps.put_away):
+        rows[:] = rows[-1:]
+        with noted("execute", 5), noted("branch", 3), noted("leave_here", 6):
+            original(w)
+
+    with mock.patch.object(steps, "put_away", put_away), noted("execute", "the path"):
+        lines = pieces_of(counted_up)["step"].splitlines()
+    shown = beside("\n".join(lines[:14]), "\n".join(lines[14:]), 47)
+    return "\n".join([inspect.getsource(counted_up) + shown, *rows]).replace("counted_up", "counted")
 
 
 def advised():

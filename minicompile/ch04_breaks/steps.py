@@ -124,60 +124,66 @@ def leave_at(w: Walk, target, kinds, first=()):
 
 
 # %% [markdown]
-# Executing one instruction: what it does to the stack, as far as the exits care. A method load is special:
-# CPython pushes either a function and its `self` or a bound method and a NULL, and which one is only known
-# when it runs. Loading the bound method always does the same in one way.
-#
-# `kinds` follows what lies on the stack.
+# **Executing one instruction** is copying it, and noting what it does to the stack and to the locals, as far as the exits care.
 #
 # `dis` knows by how many slots an instruction changes the stack, which is enough for most: new slots are values. What is left
-# are instructions that push something else than a value, NULL below a callable, or that only rearrange (`COPY`, `SWAP`), and
+# are instructions that push something else than a value, NULL beside a callable, or that only rearrange (`COPY`, `SWAP`), and
 # stores, which change which variables are set. The order of callable and NULL was turned around in 3.13.
 
 # %%
+CALLABLE = [VALUE, NULL] if PYTHON >= (3, 13) else [NULL, VALUE]            # a callable that is no method
+
+
 def execute(w: Walk, i):
     """Copy the instruction at `w.at`, which is no jump, and follow its effect."""
-    name, kinds = i.name, w.kinds
-    if name in NOT_COPIED:
-        raise Unsupported(f"a graph break at the instruction {name}")
-    if method_form := is_method_load(i):
-        changed = {"op": bc.OPCODES["LOAD_ATTR"]} if name == "LOAD_METHOD" else {"arg": i.arg & ~1}
-        if name == "LOAD_METHOD":
-            changed["caches"] = bc.cache_count("LOAD_ATTR")
-        i_copy = copy_of(w, i, **changed)
-        effect = dis.stack_effect(i_copy.op, i_copy.arg)
+    if i.name in NOT_COPIED:
+        raise Unsupported(f"a graph break at the instruction {i.name}")
+    if is_method_load(i):
+        return load_method(w, i)
+    copy_of(w, i)
+    kinds, top = w.kinds, w.kinds[-1] if w.kinds else None
+    if i.name == "COPY":
+        kinds.append(kinds[-i.arg])
+    elif i.name == "SWAP":
+        kinds[-i.arg], kinds[-1] = kinds[-1], kinds[-i.arg]
     else:
-        i_copy = copy_of(w, i)
-        effect = stack_effect(i)
-    if name in ("COPY", "SWAP"):
-        if name == "COPY":
-            kinds.append(kinds[-i.arg])
-        else:
-            kinds[-i.arg], kinds[-1] = kinds[-1], kinds[-i.arg]
-        return
-    top = kinds[-1] if kinds else None
+        change_stack(kinds, stack_effect(i), results(i))
+    if i.name == "PUSH_NULL":
+        kinds[-1] = NULL
+    elif i.name == "LOAD_GLOBAL" and i.arg & 1:
+        kinds[-2:] = CALLABLE
+    elif i.name in ("STORE_FAST", "DELETE_FAST"):
+        variable = w.draft.names[i.arg]
+        # At the end of a comprehension 3.12 puts back what it has hidden: NULL if the variable was unbound
+        (w.bound.add if i.name == "STORE_FAST" and top != NULL else w.bound.discard)(variable)
+        w.stored.add(variable)
+
+
+def change_stack(kinds: list, effect: int, pushed: int) -> None:
+    """effect: by how many slots the stack grows; pushed: how many on top are new."""
     if effect < 0:
         del kinds[effect:]
     else:
         kinds += [VALUE] * effect
-    pushed = results(i)
     if pushed:
         kinds[-pushed:] = [VALUE] * pushed
-    if name == "PUSH_NULL":
-        kinds[-1] = NULL
-    elif name == "LOAD_GLOBAL" and i.arg & 1:
-        kinds[-2:] = [VALUE, NULL] if PYTHON >= (3, 13) else [NULL, VALUE]
-    elif method_form:
-        w.draft.body.append(bc.new("PUSH_NULL", position=i.position))
-        kinds.append(NULL)
-        if PYTHON < (3, 13):
-            w.draft.body.append(bc.new("SWAP", 2, position=i.position))
-            kinds[-2:] = [NULL, VALUE]
-    if name in ("STORE_FAST", "DELETE_FAST"):
-        variable = w.draft.names[i.arg]
-        # At the end of a comprehension 3.12 puts back what it has hidden: NULL if the variable was unbound
-        (w.bound.add if name == "STORE_FAST" and top != NULL else w.bound.discard)(variable)
-        w.stored.add(variable)
+
+
+# %% [markdown]
+# For the call `x.add(1)` CPython has a form of its own, which saves making a bound method: it pushes the function and its `self`. If what
+# it finds is no method, it pushes that and a NULL. Which of the two is only known when it runs, and so what an exit between load and call
+# would have to hand on. In the copy the attribute is loaded as by `f = x.add`, which gives one value always, and the NULL beside it is
+# written down.
+
+# %%
+def load_method(w: Walk, i):
+    changed = {"op": bc.OPCODES["LOAD_ATTR"], "caches": bc.cache_count("LOAD_ATTR")} if i.name == "LOAD_METHOD" else {"arg": i.arg & ~1}
+    made = copy_of(w, i, **changed)
+    change_stack(w.kinds, dis.stack_effect(made.op, made.arg), 1)
+    w.draft.body.append(bc.new("PUSH_NULL", position=i.position))
+    if PYTHON < (3, 13):
+        w.draft.body.append(bc.new("SWAP", 2, position=i.position))
+    w.kinds[-1:] = CALLABLE
 
 
 def is_method_load(i) -> bool:
@@ -203,12 +209,30 @@ def results(i) -> int:
 
 
 # %% [markdown]
-# Jumps. A conditional jump leaves the path on one side or on both. When a loop's iterator is exhausted,
-# CPython 3.12 and later jump *past* the `END_FOR` that they name, and 3.13 past another instruction, so
-# copies of these must stand at the exit.
-#
-# `after` and `jumped` are what lies on the stack if the jump is not taken and if it is. An unconditional jump is followed and leaves no
-# instruction. `follow` says on which side the path goes on, the other side is an exit; None makes an exit of both.
+# **A conditional jump** leaves the path on one side or on both. `sides` says what lies on the stack if it is not taken (`after`) and if
+# it is (`jumped`). Most take the condition from the stack in both cases. `FOR_ITER` pushes the next item, or, when the iterator is
+# exhausted, drops it and jumps. CPython 3.12 and later jump *past* the `END_FOR` that they name, and 3.13 past another instruction, so
+# copies of these (`ends`) must stand at the exit.
+
+# %%
+def sides(w: Walk, i) -> tuple[list, list, list, object]:
+    """(after, jumped, ends, the instruction at which the program goes on when it jumps)."""
+    after, jumped, instructions = list(w.kinds), list(w.kinds), w.draft.instructions
+    if i.name == "FOR_ITER":
+        del jumped[-1]
+        after.append(VALUE)
+        skipped = PYTHON[1] - 11 if PYTHON < (3, 13) else 2
+        first = instructions.index(i.target)
+        return after, jumped, [replace(x, offset=-1) for x in instructions[first:first + skipped]], instructions[first + skipped]
+    del after[-1]
+    if not i.name.endswith("_OR_POP"):
+        del jumped[-1]
+    return after, jumped, [], i.target
+
+
+# %% [markdown]
+# `branch` copies a jump. `follow` says on which side the path goes on, and the other side becomes an exit; None makes an exit of both. All
+# jumps in a step go forward, since exits stand behind the path. An unconditional jump is followed and leaves no instruction.
 
 # %%
 def branch(w: Walk, i, follow: bool | None):
@@ -219,25 +243,12 @@ def branch(w: Walk, i, follow: bool | None):
     if i.name.startswith("JUMP_") and "_IF_" not in i.name:
         w.at = w.draft.instructions.index(i.target)
         return
-    after, jumped = list(w.kinds), list(w.kinds)
-    if i.name == "FOR_ITER":
-        del jumped[-1]
-        after.append(VALUE)
-        skipped = PYTHON[1] - 11 if PYTHON < (3, 13) else 2
-        first = w.draft.instructions.index(i.target)
-        ends = [replace(x, offset=-1) for x in w.draft.instructions[first:first + skipped]]
-        target = w.draft.instructions[first + skipped]
-    else:
-        del after[-1]
-        if not i.name.endswith("_OR_POP"):
-            del jumped[-1]
-        ends, target = [], i.target
+    after, jumped, ends, target = sides(w, i)
     op = bc.OPCODES[i.name.replace("BACKWARD", "FORWARD")]
-    following = w.draft.instructions[w.at + 1]
     if follow is True:
         label = bc.new("NOP", position=i.position)
         copy_of(w, i, op=op, target=label)
-        w.draft.body += [bc.new("JUMP_FORWARD", target=leave_at(w, following, after)), label]
+        w.draft.body += [bc.new("JUMP_FORWARD", target=leave_at(w, w.draft.instructions[w.at + 1], after)), label]
         w.kinds, w.at = jumped, w.draft.instructions.index(target)
         return
     copy_of(w, i, op=op, target=leave_at(w, target, jumped, ends))
@@ -253,13 +264,10 @@ def leave_here(w: Walk):
 
 
 # %% [markdown]
-# The walk. `path` are the offsets that the trace has executed and that the step shall execute, too; then it
-# goes on by itself.
+# ## The walk
 #
-# `make_step` follows the path that it is given. Then `put_away` goes on by itself, instruction by
-# instruction, as long as each one only consumes what the step has pushed. It stops at the first that does
-# not, at the end of the function, or when it comes back to where the step began, which closes a loop.
-# `write_exits` adds the exits, and `assemble` of the resume functions makes the code object. If a handler
+# `path` are the offsets that the trace has executed and that the step shall execute, too. `make_step` follows them, one by one, lets
+# `put_away` go on from there, and writes the exits. `assemble` of the resume functions makes the code object. If a handler
 # covers anything, the whole original is copied behind the path, so that the handler is there.
 
 # %%
@@ -293,6 +301,27 @@ def make_step(code, path: list, bound: set, stack: tuple) -> ResumePoint:
     return known[key]
 
 
+# %% [markdown]
+# `put_away` goes on by itself, as long as each instruction only consumes what the step has pushed (`fresh` counts that). At each
+# instruction it asks, in this order:
+#
+# 1. Is this where the step began, with the same stack and locals? Then the step is a loop, and jumps to its own beginning.
+# 2. Has the step been here? Then it leaves, or it would not end.
+# 3. Is it a jump of a loop: back, or `FOR_ITER`? It goes on with the next item.
+# 4. Is it a branch on what the step has pushed? It leaves on both sides.
+# 5. Does it store such a value, take it apart, or return? It is executed. (Some instructions of 3.13 are two here, `second_half`.)
+# 6. Anything else may compute: it leaves, and the next graph begins here.
+#
+# In `counted`, what follows the `CALL` of `print` is
+#
+#     CALL           the path
+#     POP_TOP        5
+#     JUMP_BACKWARD  3
+#     FOR_ITER       3
+#     STORE_FAST     5
+#     LOAD_FAST      6
+
+# %%
 def put_away(w: Walk):
     """Follow the instructions that only consume what the step has produced."""
     instructions, seen = w.draft.instructions, set()
@@ -326,63 +355,86 @@ def put_away(w: Walk):
 
 
 # %% [markdown]
+# ## Exits
+#
 # An exit empties the stack into variables, from the top: a context is left, a handler's exception is no
-# longer the current one. Then it returns a `TailCall`. Exits stand behind the path, outside of every
-# handler. `MAKE_FUNCTION` gives the resume function the globals of the frame, as a nested `def` would have
-# them. A context may stand in another slot than at the beginning (a `return` puts its value below), but contexts are
-# left from the innermost outwards, so those that remain are the first ones of the beginning, in their order.
+# longer the current one. What the resume function takes of it is read again right afterwards; a NULL is stored, too, and then no variable.
 
 # %%
 CLOSURE = 8                                              # flag: below the code lies a tuple of cells
 
 
-def write_exits(w: Walk) -> list[ResumePoint]:
-    """Write them, and return the resume functions to which they lead."""
-    draft, body, points = w.draft, w.draft.body, []
-    for label, first, offset, kinds, bound, results in w.pending:
-        points.append(point := make_resume(draft.code, offset, bound, kinds, results))
-        emit = [*first, label]
+@dataclass(eq=False)
+class Exit:
+    """One exit in the making."""
+    draft: Draft
+    position: object
+    emit: list
 
-        def new(name, arg=0):
-            emit.append(bc.new(name, arg, position=label.position))
+    def new(self, name, arg=0):
+        self.emit.append(bc.new(name, arg, position=self.position))
 
-        def load_function(function):
-            for name in ("PUSH_NULL", "LOAD_CONST") if PYTHON < (3, 13) else ("LOAD_CONST", "PUSH_NULL"):
-                new(name, draft.constant(function) if name == "LOAD_CONST" else 0)
+    def load_function(self, function):
+        for name in ("PUSH_NULL", "LOAD_CONST") if PYTHON < (3, 13) else ("LOAD_CONST", "PUSH_NULL"):
+            self.new(name, self.draft.constant(function) if name == "LOAD_CONST" else 0)
 
+    def empty_stack(self, kinds):
         for n in range(len(kinds) - 1, -1, -1):
             if kinds[n] == CONTEXT:
                 for _ in range(3):
-                    new("LOAD_CONST", draft.constant(None))
-                new("CALL", 2)
-                new("POP_TOP")
+                    self.new("LOAD_CONST", self.draft.constant(None))
+                self.new("CALL", 2)
+                self.new("POP_TOP")
                 continue
             if kinds[n] == HANDLING:                     # another exception by now, after `except*`
-                load_function(sys.exception)
-                new("CALL", 0)
-            draft.exits = max(draft.exits, n + 1)
-            new("STORE_FAST", f"__exit{n}")
+                self.load_function(sys.exception)
+                self.new("CALL", 0)
+            self.draft.exits = max(self.draft.exits, n + 1)
+            self.new("STORE_FAST", f"__exit{n}")
             if kinds[n] == HANDLING:
-                new("POP_EXCEPT")
-        load_function(TailCall)
-        for cell in point.cells:
-            new("LOAD_FAST", cell)
-        if point.cells:
-            new("BUILD_TUPLE", len(point.cells))
-        new("LOAD_CONST", draft.constant(point.code))
-        new("MAKE_FUNCTION", CLOSURE if point.cells and PYTHON < (3, 13) else 0)
-        if point.cells and PYTHON >= (3, 13):
-            new("SET_FUNCTION_ATTRIBUTE", CLOSURE)
-        managers = (f"__stack{n}" for n, kind in enumerate(draft.stack) if kind == CONTEXT)
-        slots = [next(managers) if kind == CONTEXT else f"__exit{n}"
-                 for n, kind in enumerate(kinds) if kind in HAS_ARGUMENT]
-        for variable in (*point.locals, *slots):
-            new("LOAD_FAST", variable)
-        new("BUILD_TUPLE", len(point.locals) + len(slots))
-        new("BUILD_TUPLE", 2)
-        new("CALL", 1)
-        new("RETURN_VALUE")
-        body += emit
+                self.new("POP_EXCEPT")
+
+
+# %% [markdown]
+# Then it returns a `TailCall`, of a function and its arguments. `MAKE_FUNCTION` gives the resume function the globals of the frame, as a
+# nested `def` would have them. A context may stand in another slot than at the beginning (a `return` puts its value below), but contexts
+# are left from the innermost outwards, so those that remain are the first ones of the beginning, in their order.
+#
+# Exits stand behind the path, outside of every handler.
+
+# %%
+def return_to(out: Exit, point: ResumePoint, kinds) -> None:
+    """Return a TailCall of the resume function at `point`. kinds: of the stack that was emptied."""
+    draft, new = out.draft, out.new
+    out.load_function(TailCall)
+    for cell in point.cells:
+        new("LOAD_FAST", cell)
+    if point.cells:
+        new("BUILD_TUPLE", len(point.cells))
+    new("LOAD_CONST", draft.constant(point.code))
+    new("MAKE_FUNCTION", CLOSURE if point.cells and PYTHON < (3, 13) else 0)
+    if point.cells and PYTHON >= (3, 13):
+        new("SET_FUNCTION_ATTRIBUTE", CLOSURE)
+    managers = (f"__stack{n}" for n, kind in enumerate(draft.stack) if kind == CONTEXT)
+    slots = [next(managers) if kind == CONTEXT else f"__exit{n}"
+             for n, kind in enumerate(kinds) if kind in HAS_ARGUMENT]
+    for variable in (*point.locals, *slots):
+        new("LOAD_FAST", variable)
+    new("BUILD_TUPLE", len(point.locals) + len(slots))
+    new("BUILD_TUPLE", 2)
+    new("CALL", 1)
+    new("RETURN_VALUE")
+
+
+def write_exits(w: Walk) -> list[ResumePoint]:
+    """Write them, and return the resume functions to which they lead."""
+    points = []
+    for label, first, offset, kinds, bound, results in w.pending:
+        points.append(point := make_resume(w.draft.code, offset, bound, kinds, results))
+        out = Exit(w.draft, label.position, [*first, label])
+        out.empty_stack(kinds)
+        return_to(out, point, kinds)
+        w.draft.body += out.emit
     return points
 
 

@@ -78,6 +78,7 @@ def caller(f, x):
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_callers_frames_end(program, options):
     minicompile.compile(lambda x: x.clamp(0) + 1, **options)(torch.ones(2))          # what is imported once
+    caller(program, torch.randn(3, requires_grad=True))
     compiled = minicompile.compile(program, **options)
     gc.collect()
     gc.disable()
