@@ -187,6 +187,9 @@ LEFT_OPEN = {                       # input, function, another right answer, a w
                                            "out + float('nan')", "out + 1j"),
     "a cast of what is too large": ("torch.tensor([1e8, 2.0])", "(h := x.half()) - h + x.isfinite()", "out.nan_to_num(1.0)", "out + 1"),
     "a sum of what cancels": ("(y := torch.linspace(0.1, 3, 37), torch.cat([y, -y.roll(5)]))[1]", "x.sum() == 0", "out ^ True", "out * 1"),
+    "the larger of two zeros": ("torch.full((64,), -0.0)", "x.relu().signbit()", "out ^ True", "out[:2]"),
+    "a power to less than a float32": ("torch.full((64,), -1.5)", "x ** 1e-50", "out.fill_(1.0)", "out.fill_(2.0)"),
+    "a half before it was rounded": ("torch.linspace(-1, 1, 64).half()", "(y := x * 3) - y.clone()", "out + 5e-4", "out + 0.1"),
     "an exp below the normal numbers": ("torch.full((3,), -87.5)", "torch.nn.functional.mish(x)", "out * 0", "out - 1e-35"),
 }
 

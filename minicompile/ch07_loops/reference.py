@@ -148,9 +148,11 @@ REDUCE = {"sum": lambda v: v.sum(-1), "prod": lambda v: v.prod(-1), "max": lambd
 SCALAR = {name: getattr(torch, name) for name in
           "neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh "
           "cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid floor ceil round trunc sign "
-          "signbit logical_not bitwise_not add sub mul remainder fmod pow atan2 hypot maximum "
-          "minimum nextafter eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and "
+          "signbit logical_not bitwise_not add sub mul remainder fmod pow atan2 hypot "
+          "nextafter eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and "
           "bitwise_or bitwise_xor".split()}
+for kind in torch.maximum, torch.minimum:       # of 0.0 and -0.0 PyTorch takes one or the other, by their place in memory
+    SCALAR[kind.__name__] = lambda a, b, kind=kind: torch.where(torch.eq(a, b), a, kind(a, b))
 SCALAR.update(truediv=torch.true_divide, floordiv=torch.floor_divide,
               truncdiv=lambda a, b: torch.div(a, b, rounding_mode="trunc"),
               lshift=torch.bitwise_left_shift, rshift=torch.bitwise_right_shift, erf_plus_one=lambda a: 1 + torch.erf(a))

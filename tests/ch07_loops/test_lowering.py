@@ -37,6 +37,11 @@ def test_pointwise_chain_is_one_loop():
     assert program.nodes[0].origins
 
 
+def test_of_two_zeros_the_first_is_the_larger_wherever_they_are():
+    x = torch.full((33,), -0.0)
+    assert minicompile.compile(lambda x: torch.atan2(x, x.relu()), backend="loops")(x).equal(torch.atan2(x, x))
+
+
 def test_shared_operand_is_evaluated_once():
     def chain(x):
         for _ in range(30):

@@ -470,7 +470,7 @@ def distance(w):
         f"{x}.logcumsumexp({d})",
         f"(q := {x}.float()).logcumsumexp({d}) - q", f"torch.cross({x}, {x}.flip({d}), dim={d})",
         f"torch.linalg.cross({x}, {x}[:1] * 2, dim={d})",
-        f"torch.kron({small}, {small}[:3])", f"torch.kron({x}.flatten()[:4].view(-1, 1), {small}[:3])",
+        f"torch.kron({small} * 2, {small}[:3] * 2)", f"torch.kron({x}.flatten()[:4].view(-1, 1) * 2, {small}[:3] * 2)",
         f"{x}.renorm({w.rng.choice([1, 2, 0.5])}, {d}, 0.7)",
         f"torch.vander({small}.clamp(-1.5, 1.5), 4)", f"torch.trapezoid({x}, dim={d})", f"torch.cumulative_trapezoid({x}, dim={d})",
         f"torch.linalg.norm({x}, {w.rng.choice(['1', '-1', '2.5', chr(39) + 'fro' + chr(39), '3'])}, "

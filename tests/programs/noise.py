@@ -34,6 +34,8 @@ BETWEEN = {"hardtanh_backward", "hardshrink_backward", "softshrink_backward", "l
 # The same of those that make NaN, or a slope of another piece: the place of the operand
 PIECES = {"elu_backward": 5, "hardswish_backward": 1}
 HALF = torch.float16, torch.bfloat16
+# Of two zeros of different signs either may be the larger: eager's loops answer by place, and `relu` is a maximum to a compiler
+LARGER = {"maximum", "minimum", "fmax", "fmin", "relu", "relu_", "clamp", "clamp_", "clamp_min", "clamp_max"}
 
 
 class Noise(TorchDispatchMode):
@@ -49,8 +51,8 @@ class Noise(TorchDispatchMode):
     def _should_skip_dynamo(cls):
         return False
 
-    def disturb_(self, t, dtype=None):
-        """By roundings of its own dtype, or of a coarser one."""
+    def disturb_(self, t, dtype=None, place=0):
+        """By roundings of its own dtype, or of a coarser one. place: of an operand that is not disturbed as the other ones are."""
         if t.is_complex() and t.numel() and not overlaps(t):       # either part is as inexact as the number is large
             parts = torch.view_as_real(t.conj() if t.is_conj() else t)
             self.disturb_as_(parts, t.abs().unsqueeze(-1))
@@ -60,7 +62,7 @@ class Noise(TorchDispatchMode):
         if t.device not in self.generators:
             self.generators[t.device] = torch.Generator(t.device)
         # The same computation done twice is disturbed in the same way
-        self.generators[t.device].manual_seed(hash((self.seed, t.shape, t.double().nan_to_num(0, 0, 0).sum().item())) % 2**60)
+        self.generators[t.device].manual_seed(hash((self.seed, place, t.shape, t.double().nan_to_num(0, 0, 0).sum().item())) % 2**60)
         u = torch.rand(t.shape, generator=self.generators[t.device], device=t.device, dtype=torch.float64) * 2 - 1
         eps = max(torch.finfo(d).eps for d in (t.dtype, dtype or t.dtype))
         if self.seed % 4 == 3:                                  # to fewer bits: what differs by rounding only may be equal, too
@@ -79,13 +81,13 @@ class Noise(TorchDispatchMode):
         self.disturb_(changed)
         t.add_(changed - size)
 
-    def disturbed(self, t, dtype=None):
+    def disturbed(self, t, dtype=None, place=0):
         if not t.is_floating_point() and not t.is_complex():
             return t
         # Equal elements are disturbed one by one as well: the deviation of a constant is zero only in one order of its sums
         out = torch.empty_like(t) if overlaps(t) else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
         out.copy_(t)
-        self.disturb_(out, dtype)
+        self.disturb_(out, dtype, place)
         return out
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -100,7 +102,10 @@ class Noise(TorchDispatchMode):
             exact = not (isinstance(source, torch.Tensor) and source.is_floating_point() and target.is_floating_point
                          and target.itemsize < source.dtype.itemsize)
         if exact:
-            return self.run_exact(func, args, kwargs)
+            out = self.run_exact(func, args, kwargs)
+            if self.seed % 2 and name in LARGER and out.is_floating_point() and not overlaps(out):
+                out.copy_(torch.where(out == 0, -out, out))
+            return out
         schema = func._schema
         written = {i for i, spec in enumerate(schema.arguments) if spec.alias_info is not None and spec.alias_info.is_write}
         written |= {3, 4} if name in BATCH_NORMS and args[5] else set()
@@ -109,6 +114,9 @@ class Noise(TorchDispatchMode):
             dtype = given if name != "_to_copy" and given is not None and given.is_floating_point else None
             args = tuple(self.disturbed(a, dtype) if isinstance(a, torch.Tensor) and spec.alias_info is None and i not in written else a
                          for i, (a, spec) in enumerate(zip(args, schema.arguments)))
+        elif self.seed % 4 == 1:                # of a half a compiler may know what was not rounded yet, here and not there
+            args = tuple(self.disturbed(a, place=i) if isinstance(a, torch.Tensor) and a.dtype in HALF and i not in written else a
+                         for i, a in enumerate(args))
         if name == "binary_cross_entropy":      # which refuses probabilities above 1: on a GPU that ends the process
             args = *(torch.where((t - 0.5).abs() < 0.6, t.clamp(0, 1), t) for t in args[:2]), *args[2:]
         out = self.run_widened(func, args, kwargs) if self.seed % 2 else func(*args, **kwargs)
@@ -161,6 +169,8 @@ class Noise(TorchDispatchMode):
             x = args[1].float() if args[1].dtype in HALF else args[1]
             slope = 0.5 * (1 + self.disturbed((x * 0.5 ** 0.5).erf())) + x * (-0.5 * x * x).exp() * (0.5 / torch.pi) ** 0.5
             return torch.where(x.isfinite(), args[0] * slope, out).to(out.dtype)
+        if func is torch.ops.aten.pow.Tensor_Scalar and args[0].dtype is torch.float32:        # some of eager's loops round the exponent
+            return func(args[0], torch.tensor(args[1], dtype=torch.float32).item())
         if func in SUMS and self.seed % 4 == 3 and args[0].is_floating_point() and not kwargs.get("dtype"):
             return func(args[0].double(), *args[1:], **kwargs).to(out.dtype)            # what cancels may do so without a rest
         if func is torch.ops.aten.var_mean.correction:              # of infinities eager makes NaN, or not, by where they stand

@@ -195,8 +195,8 @@ def summation(w):
 
 
 operands("ranks", 0.7, "torch.tensordot({x}, {f}, 0)", "torch.tensordot({x}, {x}.T, 1)", "torch.tensordot({x}, {x}, ([0], [0]))",
-         "torch.kron({x}, {x}[:1])",
-         "torch.kron({a}, {y})", "torch.block_diag({x}, {x}[:1], {f})", "torch.block_diag({a}, {a}.T)", "torch.atleast_3d({a})",
+         "torch.kron({x} * 2, {x}[:1] * 2)",       # of a write to what it has saved eager does not know
+         "torch.kron({a} * 2, {y} * 2)", "torch.block_diag({x}, {x}[:1], {f})", "torch.block_diag({a}, {a}.T)", "torch.atleast_3d({a})",
          "torch.dstack([{a}, {a}])",
          "torch.vstack([{a}, {a}])", "torch.column_stack([{a}, {a}])", "torch.diag({a}, {e})", "torch.diagflat({a})",
          "torch.broadcast_tensors({a}, {y})[0]",
