@@ -42,10 +42,10 @@ import sys
 import types
 
 from ..ch02_guards.identity import HEAP_TYPE
-from ..ch02_guards.sources import ClassAttrSource, ConstantSource, InstanceDictSource
+from ..ch02_guards.sources import ClassAttrSource, ConstantSource, InstanceDictSource, ItemSource
 from .effects import changed
 from .exceptions import user_error
-from .lookup import lookup, python_method
+from .lookup import MISSING, lookup, python_method
 from .tracer import PYTHON, call, constant_source, guard, unsupported
 from .values import AbstractValue, CONSTANT_TYPES, MethodVal, NONE, NUMBERS, const, describe
 from .wrap import part, wrap
@@ -160,7 +160,8 @@ def is_patched(cls) -> bool:
 
 # %% [markdown]
 # The trace may have written to a class: `cls.calls += 1`. The class has an attribute then that lies in front of it, as attributes of
-# objects do, and what finds data, in an object of the class or of a derived one, asks `written_in_class` first.
+# objects do, and what finds data, in an object of the class or of a derived one, asks `written_in_class` first. Which of the
+# classes has the name is then a guard: a write to one of them is no write to the others.
 #
 # And each search that ends in the class is an assumption about the object: that it has nothing of its own by this name. `guard_bare`
 # keeps it as a guard. `own_fields` reads the dictionary of a real object past a `__getattribute__` of the program's.
@@ -168,14 +169,17 @@ def is_patched(cls) -> bool:
 # %%
 def written_in_class(tx, cls, name: str) -> AbstractValue | None:
     """What the trace has written to the attribute that is found in `cls` by this name."""
-    if not tx.effects.changed:
-        return None
-    for base in cls.__mro__:
-        value = changed(tx, base)
-        if value is not None and name in value.attrs:
+    written = {base: value for base in cls.__mro__ if (value := changed(tx, base)) is not None and name in value.attrs} \
+        if tx.effects.changed else {}
+    for base in cls.__mro__ if written else ():
+        if base in written:
             tx.classes.data.add((cls, name))
-            return value.attrs[name]
-        if name in vars(base):
+            return written[base].attrs[name]
+        own = vars(base).get(name, MISSING)
+        if base.__flags__ & HEAP_TYPE and base not in tx.classes.made:
+            fields = InstanceDictSource(constant_source(tx, base))
+            guard(tx, fields, "NO_KEY", name) if own is MISSING else guard(tx, ItemSource(fields, name), "TYPE_MATCH", type(own))
+        if own is not MISSING:
             return None
 
 
