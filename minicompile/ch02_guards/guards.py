@@ -340,11 +340,20 @@ def no_attr(g, x, const):
                       lambda v: f"{g.source} has an attribute {g.expected!r} now")]
 
 
-@guard_kind("NO_KEY", lambda g: f"{g.source} has no key {g.expected!r}",
-       looks=lambda g: [(SAME, (ItemSource if isinstance(g.source, InstanceDictSource) else DictGetSource)(g.source, g.expected))])
+def at_key(g) -> Source:
+    return (ItemSource if isinstance(g.source, InstanceDictSource) else DictGetSource)(g.source, g.expected)
+
+
+@guard_kind("NO_KEY", lambda g: f"{g.source} has no key {g.expected!r}", looks=lambda g: [(SAME, at_key(g))])
 def no_key(g, x, const):
     key = repr(g.expected) if isinstance(g.expected, str) else const(g.expected)
     return [Condition(f"{key} not in {x}", lambda v: f"{g.source} has a key {g.expected!r} now")]
+
+
+@guard_kind("HAS_KEY", lambda g: f"{g.source} has a key {g.expected!r}", looks=lambda g: [(SAME, at_key(g))])
+def has_key(g, x, const):
+    key = repr(g.expected) if isinstance(g.expected, str) else const(g.expected)
+    return [Condition(f"{key} in {x}", lambda v: f"{g.source} has no key {g.expected!r} now")]
 
 
 @guard_kind("BASE_NO_KEY", lambda g: f"{g.source} has no key {g.expected!r}")

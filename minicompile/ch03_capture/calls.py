@@ -393,7 +393,7 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
         call(tx, get_attribute(tx, obj, "__init__"), args, kwargs)
         return obj
     own_new = new.__func__ if type(new) is staticmethod else None
-    refused = issubclass(cls, (*REFUSED_CLASSES, typing.Generic))
+    refused = issubclass(cls, REFUSED_CLASSES)
     if isinstance(own_new, types.FunctionType) and not refused or own_new and cls in tx.classes.made:
         made = call(tx, wrap(tx, own_new), [function, *args], kwargs)
         if issubclass(made.cls, cls) and init is not None:

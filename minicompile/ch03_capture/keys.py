@@ -43,7 +43,9 @@ from .wrap import is_fixed, realize, wrap
 
 
 def key_of_real(tx, key, source=None):
-    if type(key) in CONSTANT_TYPES or isinstance(key, (type, enum.Enum, types.FunctionType, types.BuiltinFunctionType)) and is_fixed(key):
+    if type(key) in (*CONSTANT_TYPES, torch.Size):
+        return key
+    if isinstance(key, (type, enum.Enum, types.FunctionType, types.BuiltinFunctionType)) and is_fixed(key):
         return key
     if type(key) is tuple:
         return tuple(key_of_real(tx, k) for k in key)
@@ -165,7 +167,7 @@ def source_of_object(tx, real) -> Source | None:
 # %% [markdown]
 # Then what a program has learned about all keys is guarded. `guard_keys` is for somebody who looked at
 # all of them: the length of a list, the keys of a dictionary in order. `guard_missing` is for somebody who found
-# nothing: the dictionary may change as it likes, as long as this one key stays away.
+# nothing: the dictionary may change as it likes, as long as this one key stays away. For `guard_found` it must stay.
 
 # %%
 def guard_keys(tx, value: ListVal | DictVal):
@@ -190,12 +192,27 @@ def entries(tx, value: AbstractValue):
     return value.items
 
 
+def is_readable(key) -> bool:
+    """Whether a key can be written down: a text, a whole number, a tuple of such."""
+    return type(key) in (str, bytes, int, bool, type(None)) or type(key) in (tuple, torch.Size) and all(map(is_readable, key))
+
+
+def written_down(key):
+    return tuple(key) if type(key) is torch.Size else key
+
+
+def guard_found(tx, value: DictVal, key):
+    if value.source is None or value.keys_guarded or type(value.real) is not value.cls or not is_readable(key) or key not in value.real:
+        return guard_keys(tx, value)
+    guard(tx, value.source, "HAS_KEY", written_down(key))
+
+
 def guard_missing(tx, value: DictVal, key):
     if value.real is not None and value.source is not None and not value.keys_guarded:
         if value.cls.__contains__(value.real, key):
             return                               # deleted by the trace itself
-        if type(key) in (str, bytes):
-            guard(tx, value.source, "NO_KEY" if type(value.real) is value.cls else "BASE_NO_KEY", key)
+        if is_readable(key):
+            guard(tx, value.source, "NO_KEY" if type(value.real) is value.cls else "BASE_NO_KEY", written_down(key))
         else:
             guard_keys(tx, value)
 

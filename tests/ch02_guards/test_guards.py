@@ -89,6 +89,7 @@ def test_containers_attributes_and_types():
     assert holds(one("TYPE_MATCH", int), 1) and not holds(one("TYPE_MATCH", int), True)
     assert holds(one("NO_ATTR", "foo"), 1) and not holds(one("NO_ATTR", "real"), 1)
     assert holds(one("NO_KEY", "q"), {}) and not holds(one("NO_KEY", "q"), {"q": 1})
+    assert holds(one("HAS_KEY", (2, 3)), {(2, 3): 1, "q": 2}) and not holds(one("HAS_KEY", (2, 3)), {(3, 2): 1})
     assert holds(one("FUNCTION_CODE", f), f) and not holds(one("FUNCTION_CODE", f), test_constants)
 
 

@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 import types
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy
 import pytest
@@ -22,6 +22,7 @@ from recorders import Recorder
 import minicompile
 
 PROGRAMS = []
+T = TypeVar("T")
 
 
 def program(function=None, *, graphs=1, make=lambda: (torch.randn(2, 3),)):
@@ -655,6 +656,51 @@ def dictionaries_from_keys(x):
         d["d"]
     except KeyError as error:
         return d, o, dict.fromkeys([1], [x]), str(error)
+
+
+class Scaled(NamedTuple, Generic[T]):
+    value: T
+    factor: int = 2
+
+    def product(self):
+        return self.value * self.factor
+
+
+class Tripled(Scaled[int]):
+    pass
+
+
+@program
+def generic_named_tuples(x):
+    s = Scaled(x, 3)
+    return s, s.product(), s._replace(factor=4), Tripled(x, factor=3).product(), [*Tripled(x)]
+
+
+def test_a_shape_is_a_key():
+    def f(x, d):
+        d.setdefault(x.shape, x * 2)
+        return d[x.shape] + 1, d.get((3,)), torch.Size([4]) in d, [type(k) for k in d], {x.shape: 1, **d}
+    compiled = minicompile.compile(f, fullgraph=True, backend="eager")
+    for keys in ([], [torch.Size([3])], [(3,)], [torch.Size([4])], [torch.Size([])]):
+        for _ in range(2):
+            d, e = ({k: torch.ones(3) for k in keys} for _ in range(2))
+            same(compiled(torch.ones(3), d), f(torch.ones(3), e))
+            same(d, e)
+
+
+@pytest.mark.parametrize("key_of", [lambda x: x.shape, lambda x: (x.shape[0], 3), lambda x: x.shape[0]], ids=["shape", "tuple", "number"])
+def test_a_cache_that_is_filled_compiles_a_version_for_what_it_lacks_and_one_for_what_it_has(key_of):
+    cache = {}
+
+    def f(x):
+        if key_of(x) not in cache:
+            cache[key_of(x)] = x * 2
+        return x + cache[key_of(x)]
+    backend = Recorder()
+    compiled = minicompile.compile(f, dynamic=False, backend=backend)
+    for n in (2, 3, 2, 3, 4, 2, 3, 4):
+        same(compiled(torch.ones(n)), torch.full((n,), 3.0))
+    assert len(backend.graphs) == 6
 
 
 @program

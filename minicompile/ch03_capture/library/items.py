@@ -24,7 +24,7 @@ from ..comparisons import compare, equal, truth
 from ..effects import touch, written_storages
 from ..exceptions import user_error, user_errors
 from ..iterate import unpack, values_of
-from ..keys import counted, entries, guard_keys, has_number, key_in, key_of
+from ..keys import counted, entries, guard_found, guard_keys, has_number, key_in, key_of
 from ..lookup import lookup, python_method
 from ..operations import binary, fold
 from ..protocol import METHODS, as_dict, method, special
@@ -32,7 +32,7 @@ from ..subscripts import contains, index_of, is_missing, is_among, set_item
 from ..tensors import emit, tensor_shape
 from ..tracer import call, unsupported
 from ..values import (
-    Const, DictVal, ListVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TensorVal,
+    Const, DictVal, FALSE, ListVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TRUE, TensorVal,
     TupleVal, ViewVal, boolean, const, is_unseen)
 from ..varying import varying_item
 from ..wrap import part, realize, wrap
@@ -119,10 +119,10 @@ def store_in_list(tx, self, key, value):
 def has_key(tx, self, key):
     if (answer := has_number(tx, self, key)) is not None:
         return boolean(answer)
-    found = not is_missing(tx, self, key)
-    if found:
-        guard_keys(tx, self)
-    return boolean(found)
+    if is_missing(tx, self, key):
+        return FALSE
+    guard_found(tx, self, key_of(tx, key))
+    return TRUE
 
 
 @method(DictVal, "__getitem__")
