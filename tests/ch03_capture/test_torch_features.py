@@ -899,6 +899,14 @@ def test_whether_a_tensor_was_made_under_inference_mode(mode):
             assert compiled(x, y) == f(x, y)
 
 
+@pytest.mark.filterwarnings("ignore:To copy construct")
+def test_a_tensor_of_a_tensor_is_made_on_the_default_device():
+    compiled = minicompile.compile(lambda x: torch.tensor(x), fullgraph=True, backend="eager")
+    with torch.device("meta"):
+        assert compiled(torch.ones(3, device="cpu")).device.type == "meta"
+    assert compiled(torch.ones(3)).device.type == "cpu"
+
+
 def test_a_tensor_of_a_tensor_warns_at_its_line():
     def f(x):
         return torch.tensor(x) + 1

@@ -151,9 +151,9 @@ def as_tensor(tx, data, dtype=NONE, device=NONE):
 def make_tensor(function, tx, /, *args, **kwargs) -> AbstractValue:
     """torch.tensor(data): the data must be constants. Its fake is taken from a real tensor made here. NumPy's
     numbers, which become Python's in the graph, decide on the dtype."""
+    kwargs = name_device(function, kwargs)
     if function is torch.tensor and len(args) == 1 and type(args[0]) is TensorVal and not kwargs.keys() - {"dtype", "device"}:
         return tensor_of_tensor(tx, args[0], kwargs)
-    kwargs = name_device(function, kwargs)
     if args and type(args[0]) is Const and type(args[0].value) is numpy.bool_:
         args = [boolean(args[0].value), *args[1:]]
     fx_args = tuple(to_arg(tx, a) for a in args)
