@@ -94,6 +94,17 @@ def test_the_devices_of_indices():
         assert outcome(run_on_fakes, op, given, {}) == expected, (op, devices)
 
 
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_weights_of_another_dtype_are_refused(device):
+    x, weight, row, classes = torch.ones(1, 2, 4, 4), torch.ones(2, 2, 2, 2).half(), torch.ones(3, 2), torch.zeros(3).long()
+    for op, tensors, rest in ((aten.convolution.default, (x, weight), (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)),
+                              (aten.nll_loss_forward.default, (row, classes, weight[0, 0, 0]), (1, -100)),
+                              (aten.nll_loss2d_forward.default, (x, x[:, 0].long(), weight[0, 0, 0]), (1, -100)),
+                              (aten.huber_loss_backward.default, (x, x, x.double()), (1, 1.0))):
+        with pytest.raises(RuntimeError, match="dtype|scalar type"):
+            run_on_fakes(op, (*(fake(t, device) for t in tensors), *rest), {})
+
+
 def test_what_only_kernels_of_a_gpu_do(monkeypatch):
     x, target = fake(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last), GPU), fake(torch.zeros(2, 4, 4, dtype=torch.long), GPU)
     assert run_on_fakes(aten.pow.Scalar, (2.0, x), {}).is_contiguous()

@@ -288,7 +288,7 @@ FORMS.update(by_overload({
     "native_layer_norm_backward": lambda out, *_: tuple(t if t is None else row_by_row(t) for t in out),
     "block_diag": _of_one_block,
     "ldexp.Tensor": _scaled_by_power,
-    "huber_loss": lambda out, x, *_: like_a_copy(out.to(x.dtype), x),
+    "huber_loss soft_margin_loss binary_cross_entropy": lambda out, x, *_: like_a_copy(out.to(x.dtype), x),
     "angle": lambda out, x: row_by_row(out) if x.is_complex() else elementwise(out, x),
     "isinf": _is_infinite,
     "sort sort.stable frexp.Tensor": _each(like_a_copy),

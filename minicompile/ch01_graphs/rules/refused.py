@@ -48,10 +48,16 @@ def check_dimension(func, x, dim, *args) -> None:
 def check_convolved(func, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups) -> None:
     """The channels, also of other sizes than today's; and for a transposed convolution on a CPU how much its output is padded."""
     expected = weight.shape[0] if transposed else weight.shape[1] * groups
+    check_dtypes(func, x, weight)
     if x.dim() == weight.dim() and x.shape[1] != expected:
         raise RuntimeError(f"expected an input of {expected} channels for a weight of size {list(weight.shape)}, got {list(x.shape)}")
     if transposed and x.device.type == "cpu" and any(map(lambda p, s, d: p >= max(s, d), output_padding, stride, dilation)):
         raise RuntimeError(f"output padding {output_padding} must be smaller than stride {stride} or dilation {dilation}")
+
+
+@REFUSALS.of(aten.huber_loss_backward.default)
+def check_slope(func, grad, x, target, *args) -> None:
+    check_dtypes(func, x, target)
 
 
 @REFUSALS.of(aten.max_pool3d_with_indices.default)
@@ -153,7 +159,13 @@ def check_observed(func, x, observing, quantizing, *args) -> None:
         raise Unsupported(f"{func} changes the size of what it has observed of the channels")
 
 
-@REFUSALS.of(aten.nll_loss2d_forward.default)
+@REFUSALS.of(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def check_class_weights(func, x, target, weight, *args) -> None:
+    check_dtypes(func, x, weight)
+    if func is aten.nll_loss2d_forward.default:
+        check_deterministic(func, x)
+
+
 def check_deterministic(func, x, *args, **kwargs) -> None:
     """The loops of a compiled loss would be, and eager's kernel for a GPU says that it is not."""
     if x.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
