@@ -258,10 +258,11 @@ def as_python(tx: Tracer, value: AbstractValue, instead=lambda value: None):
         return exc
     if kind is SliceVal:
         return slice(*(as_python(tx, v) for v in (value.start, value.stop, value.step)))
-    if kind is ObjVal and value.real is not None and not value.attrs and (
-            isinstance(value.real, GIVEN_AS_THEY_ARE)
-            or value.source is None and type(value.real).__module__ == "typing"):
-        return value.real
+    if kind is ObjVal and value.real is not None and not value.attrs:
+        if type(value.real).__module__ == "typing" and value.source is not None:
+            guard(tx, value.source, "ID_MATCH", value.real)
+        if isinstance(value.real, GIVEN_AS_THEY_ARE) or type(value.real).__module__ == "typing":
+            return value.real
     raise NotConstant
 
 

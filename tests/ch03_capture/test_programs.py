@@ -2,6 +2,7 @@
 
 Each program is a function of fresh inputs. It runs twice on two inputs. `graphs=1` means `fullgraph=True`."""
 import collections
+import collections.abc
 import contextlib
 import copy
 import dataclasses
@@ -11,6 +12,7 @@ import itertools
 import math
 import operator
 import types
+import typing
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy
@@ -18,6 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from recorders import Recorder
+from torch.utils._pytree import tree_map_only
 
 import minicompile
 
@@ -701,6 +704,21 @@ def test_a_cache_that_is_filled_compiles_a_version_for_what_it_lacks_and_one_for
     for n in (2, 3, 2, 3, 4, 2, 3, 4):
         same(compiled(torch.ones(n)), torch.full((n,), 3.0))
     assert len(backend.graphs) == 6
+
+
+@program
+def annotations_with_arguments(x):
+    def twice(f: collections.abc.Callable[[T], T], *v: typing.Union[int, T], **n: typing.Dict[str, list[T]]) -> typing.Callable[..., T]:
+        return f(f(*v))
+    try:
+        typing.Optional[1, 2]
+    except TypeError as error:
+        return twice(lambda v: v + 1, x), list(map(str, twice.__annotations__.values())), str(error)
+
+
+@program
+def a_tree_is_mapped_where_it_holds_tensors(x):
+    return tree_map_only(torch.Tensor, lambda t: t + 1, {"a": [x, 2], "b": (x,)}), tree_map_only((int, float), lambda n: -n, [x, 2, 3.0])
 
 
 @program

@@ -170,6 +170,9 @@ def length_of_object(tx, self):
 
 @method(ObjVal, "__getitem__")
 def item_of_object(tx, self, key):
+    if type(self.real).__module__ == "typing":                              # of an annotation, as `Callable[[int], str]`
+        with contextlib.suppress(NotConstant), user_errors():
+            return wrap(tx, as_python(tx, self)[as_python(tx, key)])
     inner = as_dict(tx, self, "__getitem__")
     if inner is not self and python_method(self.cls, "__missing__") and not contains(tx, inner, key):
         return special(tx, self, "__missing__", key)
