@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Running the table
 #
-# Nobody looks for parts of the graph here and replaces them. The graph is *executed* on fake tensors, node by node, under a
-# recorder that writes down the ATen calls it sees; a call that has a decomposition is not written down, the
-# decomposition is run instead, and its calls are seen in turn. What is left when the run ends is the new
+# Nobody looks for parts of the graph here and replaces them (but for products of complex numbers, further below). The graph is
+# *executed* on fake tensors, node by node, under a recorder that writes down the ATen calls it sees; a call that has a decomposition is
+# not written down, the decomposition is run instead, and its calls are seen in turn. What is left when the run ends is the new
 # graph. Shapes, dtypes and strides of every new node come for free, and so does the recursion: a layer norm
 # that calls `mean` never asks how `mean` is done.
 #
@@ -289,6 +289,42 @@ def question(recorder: Recorder, rule, args, kwargs, node: fx.Node | None = None
 
 
 # %% [markdown]
+# ## Products of complex numbers
+#
+# No kernel is generated for complex numbers. But a rotary embedding is often written with them: pairs of real numbers are viewed as
+# complex ones, multiplied by `e^(i t)`, and the products viewed as pairs again. There the pairs are the operands, and the product four
+# real ones, which fuse with what stands around. So `view_as_real` of a product looks at what has been recorded: `parts` finds the
+# real and the imaginary part of each factor, and `product_in_pairs` puts those of the product side by side. The call of the complex
+# product has no reader then, and is dropped.
+
+# %%
+def product_in_pairs(recorder: Recorder, node: fx.Node, product: torch.Tensor):
+    """What `view_as_real` gives of a product that nothing else reads, if a factor is a view of pairs; else NotImplemented."""
+    recorded = recorder.node_of(product)
+    if not of_tensors(recorded) or product.dtype not in (torch.complex64, torch.complex128) or \
+            any(user.target is not aten.view_as_real.default for user in node.args[0].users) or \
+            not any(aten.view_as_complex.default in (f.target, *(a.target for a in f.all_input_nodes)) for f in recorded.all_input_nodes):
+        return NotImplemented
+    return torch.stack(parts(recorded), -1)
+
+
+def of_tensors(node: fx.Node) -> bool:
+    """Is it a product of two tensors?"""
+    return node.target is aten.mul.Tensor and len(node.all_input_nodes) == len({*node.args})
+
+
+def parts(node: fx.Node) -> tuple[torch.Tensor, torch.Tensor]:
+    """The real and the imaginary part of the complex numbers that a recorded node computes."""
+    if of_tensors(node):
+        (a, b), (c, d) = (parts(f) if f.meta["val"].is_complex() else (f.meta["val"], None) for f in node.args)
+        return (a * c, b * c) if d is None else (a * c, a * d) if b is None else (a * c - b * d, a * d + b * c)
+    if node.target is aten._conj.default:
+        real, imaginary = parts(node.args[0])
+        return real, -imaginary
+    pairs = node.args[0].meta["val"] if node.target is aten.view_as_complex.default else aten.view_as_real.default(node.meta["val"])
+    return pairs.select(-1, 0), pairs.select(-1, 1)
+
+# %% [markdown]
 # ## The stage
 #
 # The stage itself interprets the graph once, with a recorder that writes down what the rules call. `call` computes each node. If a node
@@ -327,7 +363,11 @@ def decompose(gm: fx.GraphModule) -> fx.GraphModule:
     def call(node, args, kwargs):
         mark = recorder.mark()
         expand = functools.partial(expanded, node, args, kwargs, mark)
-        out = recorder.repeat(node.target, args, kwargs, expand, node) if node.target in TABLE else expand()
+        out = product_in_pairs(recorder, node, *args) if node.target is aten.view_as_real.default else NotImplemented
+        out = NotImplemented if out is NotImplemented else as_promised(node, out)
+        if out is NotImplemented:
+            recorder.erase_after(mark)
+            out = recorder.repeat(node.target, args, kwargs, expand, node) if node.target in TABLE else expand()
         notes = {k: v for k, v in node.meta.items() if k not in ("val", "location", "origins")}
         for recorded in recorder.since(mark) if notes else ():
             recorded.meta.update(notes)

@@ -39,6 +39,8 @@
 # so there is nothing to share. In the third the product needs the exponential whole, and stands between the two that would share it.
 
 # %%
+import math
+
 from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, present, symbols
 from .alignment import align_across, find_alignment, numel, same_reads, scattered_stores
 from .dependencies import nbytes
@@ -191,8 +193,8 @@ def hazard(f: Fuser, a: Group, b: Group, alignment: Alignment) -> str | None:
 
 # %% [markdown]
 # Two writes to one memory need not collide. The parts of a `cat` are written to one buffer, each to its own columns or rows,
-# and a kernel may write several of them if their addresses never meet. `disjoint` looks at both ways in which parts lie:
-# interleaved, within one step of the slowest variable, and one behind the other.
+# and a kernel may write several of them if their addresses never meet. `disjoint` looks at the ways in which parts lie: alternating, as
+# the numbers of a pair, interleaved, within one step of the slowest variable, and one behind the other.
 
 # %%
 def disjoint(a: Int, b: Int) -> bool:
@@ -205,6 +207,8 @@ def disjoint(a: Int, b: Int) -> bool:
     if terms is None or not all(isinstance(stride, int) and isinstance(v.size, int) and stride > 0
                                 for v, stride, _ in terms[0]):
         return False
+    if distance % (math.gcd(*(stride for _, stride, _ in terms[0])) or abs(distance) + 1):
+        return True
     *inner, outer = terms[0] or [(None, abs(distance) + 1, 1)]
     reach = sum(stride * (v.size - 1) for v, stride, _ in inner)
     # Interleaved, or in sequence

@@ -454,3 +454,24 @@ def test_what_depends_on_the_channel_only_is_computed_once_where_channels_are_in
 def test_halves_are_not_converted_for_a_pass_that_needs_what_was_kept():
     source, = agree(lambda x: x.softmax(-1), rand(40, 96).bfloat16())
     assert source.code.count("mc_widen_bf16(") == 2
+
+
+def rotated(x, f):
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * f).flatten(-2).type_as(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", [
+    rotated, lambda x, f: rotated(x, f.conj()), lambda x, f: rotated(x, 2 * f),
+    lambda x, f: torch.view_as_real(torch.view_as_complex(x.float().reshape(3, 40, 32, 2)) * f * f.real).flatten(-2).type_as(x)])
+def test_products_of_pairs_that_are_viewed_as_complex_numbers_are_computed_by_loops(function, dtype):
+    x, f = rand(3, 40, 64).to(dtype), torch.polar(torch.ones(40, 32), rand(40, 32))
+    sources = agree(function, x, f, rtol=0, atol=0)
+    assert any("i1 = lane" in source.code and "2*i1 + 1]" in source.code for source in sources), "the lane runs along the pairs"
+
+
+def test_the_numbers_of_a_pair_are_written_by_one_kernel():
+    c, s = rand(1, 40, 50), rand(1, 40, 50, seed=1)
+    source, = agree(lambda x, c, s: torch.stack([x[..., ::2] * c - x[..., 1::2] * s, x[..., ::2] * s + x[..., 1::2] * c], -1),
+                    rand(8, 40, 100), c, s, rtol=1e-6, atol=1e-6)
