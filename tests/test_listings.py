@@ -42,6 +42,7 @@ from minicompile.ch05_autograd.cleanup import clean
 from minicompile.ch05_autograd.functionalize import functionalize
 from minicompile.ch05_autograd.joint import simplify, trace_joint
 from minicompile.ch05_autograd.partition import partition
+from minicompile.ch05_autograd.undefined import without_tangents
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.builder import Builder
 from minicompile.ch07_loops.ir import Value
@@ -793,6 +794,46 @@ def remembered():
     return "\n".join([*rows, f"{'a list':<34} {how([])}: there are no weak references to it"])
 
 
+def two_results(x, w):
+    logits = torch.tanh(x * w)
+    return logits, (logits * 3).sum()
+
+
+def without_one():
+    [gm] = captured(two_results, torch.ones(4), torch.ones(4, requires_grad=True)).graphs
+    joint = trace_joint(gm, fakes_of(gm))
+    simplify(joint, decompose)
+    whole = partition(joint).backward
+    return inspect.getsource(two_results) + graphs(whole, without_tangents(whole, {"tangent0"}))
+
+
+def checked(x):
+    if x.min() < 0:
+        raise ValueError("negative")
+    return x.sqrt()
+
+
+def running(x, n):
+    def sums():
+        total = x * 0
+        while True:
+            total = total + (yield total)
+    it = sums()
+    next(it)
+    return it.send(x), it.send(x * n)
+
+
+def conditions():
+    """Of a tensor, with sizes that vary and with fixed ones."""
+    rows = []
+    for dynamic in True, False:
+        minicompile.reset()
+        text = watch(lambda x: x + 1, torch.ones(4, 8), backend="eager", dynamic=dynamic).entry_text()
+        rows += re.search(r"def __tensors_full.*\n    if not \((.*)\): raise", text)[1].split(" and ")
+    assert rows.count("__a0.shape == (4, 8)") == 1
+    return "\n".join(rows)
+
+
 def hooked(p, x):
     h = p * x
     h.register_hook(lambda g: g * 2)
@@ -1065,9 +1106,12 @@ LISTINGS = {
     "ch02_guards/sources.py": reached,
     "ch03_capture/__init__.py": interpreted,
     "ch03_capture/attributes.py": lambda: inspect.getsource(Scaled) + told(scaled, Scaled(), torch.ones(3)),
+    "ch02_guards/torch_guards.py": conditions,
     "ch03_capture/builders.py": unpacking,
     "ch03_capture/class_attributes.py": lambda: inspect.getsource(Config) + told(configured, torch.ones(3)),
     "ch03_capture/descriptors.py": bound,
+    "ch03_capture/comparisons.py": lambda: told(checked, torch.ones(3)),
+    "ch03_capture/interpreter.py": lambda: told(running, torch.ones(3), 4),
     "ch03_capture/keys.py": lambda: told(looked_up, torch.ones(3), {(p := Part()): 2.0, "scale": 3.0}, p),
     "ch03_capture/no_hook.py": peeled,
     "ch03_capture/effects.py": statements,
@@ -1091,6 +1135,7 @@ LISTINGS = {
     "ch05_autograd/outputs.py": outputs,
     "ch05_autograd/output_plan.py": who_sees,
     "ch05_autograd/partition.py": priced,
+    "ch05_autograd/undefined.py": without_one,
     "ch06_decompositions/__init__.py": lambda: graphs(recorded(64), graph_of(*CENTRED)),
     "ch06_decompositions/decompose.py": lambda: print_graph(graph_of(lambda x: F.gelu(x).sum(1), torch.ones(4, 8).bfloat16())),
     "ch07_loops/__init__.py": lambda: loops(*CENTRED),

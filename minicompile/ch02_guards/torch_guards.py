@@ -155,6 +155,23 @@ def tensor_in_words(g) -> str:
 # Four bits come at the end, which most programs never set: conjugation and negation, which PyTorch leaves
 # for later; the zero tensor of forward-mode differentiation; inference tensors, which autograd refuses. A
 # kernel that reads the memory would not see them.
+#
+# For a contiguous tensor of 4 by 8 numbers whose two sizes may vary, these are the conditions. They stand in one function for all tensors
+# of a call, whose first argument is this one, and which has class, dtype and device as constants of its own:
+#
+#     type(__a0) is __tensors_g0
+#     __a0.dtype is __tensors_g1
+#     __a0.dim() == 2
+#     __a0.size(0) > 1
+#     __a0.size(1) > 1
+#     __a0.is_contiguous()
+#     __a0.device == __tensors_g2
+#     __a0.requires_grad is False
+#     __a0.is_neg() is False
+#     __a0._is_zerotensor() is False
+#     __a0.is_inference() is False
+#
+# With fixed sizes three of them are the one comparison `__a0.shape == (4, 8)`.
 
 # %%
 @guard_kind("TENSOR_MATCH", tensor_in_words, lambda t: t if isinstance(t, TensorSpec) else TensorSpec.of(t),
@@ -202,6 +219,11 @@ def tensor_match(g, x, const):
     return result
 
 
+# %% [markdown]
+# What must be true of strides, where sizes vary and no word fits. A dim whose stride follows from sizes has to have that product again.
+# One whose stride may vary (`steps`) has to lie beyond the dim inside of it, all of whose elements its step passes.
+
+# %%
 def present_strides(spec: TensorSpec) -> list[int]:
     """Those of the tensor that the spec was made of, where it has no name for its layout."""
     return [p if isinstance(p, int) else math.prod([spec.shape[i] for i in p[1]], start=p[0]) for p in spec.stride]
@@ -224,6 +246,11 @@ def strides_in_words(spec: TensorSpec, x: str):
             yield d, ">= " + product(f"{x}.stride({within})", [within])
 
 
+# %% [markdown]
+# When a guard has failed, somebody wants to know which size was another one, and whether it was meant to vary (`shape_mismatch`). The two
+# kinds after it are about views, for graphs that differentiate (chapter 12).
+
+# %%
 def shape_mismatch(name, spec, value) -> str:
     shape = tuple(value.shape)
     if len(shape) != len(spec.shape):

@@ -7,16 +7,7 @@
 # `truth` follows Python's `bool()`. A constant knows its truth. A symbolic number answers with its present
 # value, and the answer becomes a guard. A container is true if it is not empty, which guards its length. An
 # object is asked for `__bool__`, and then for `__len__`. A tensor knows its truth only when the program
-# runs, so here the graph ends, with one exception. Transformers drop layers at random with `if torch.rand([]) < self.layerdrop`,
-# and mostly with a rate of 0. Whatever is drawn from [0, 1), the answer is no. `either_way` puts both ends of that range in
-# the number's place. If the answers agree, they agree for all in between. The number is drawn nevertheless: it moves the
-# generator on.
-#
-# `identical` is Python's `is`. One value stands for one object, so a value is itself. Two constants may be
-# one object too: Python keeps one of each small integer and of each short string, and they are taken for
-# one if type and value agree, and so are numbers that vary. Where two objects of one class are found to be different, the trace has
-# learnt something that the next call may contradict by passing the same object twice. `told_apart` collects
-# such classes, and capture guards that their objects are different ones.
+# runs, so here the graph ends, with two exceptions.
 
 # %%
 import array
@@ -51,20 +42,6 @@ from .wrap import realize, wrap
 COMPARE = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
 MIRROR = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 ORDERINGS = frozenset((operator.lt, operator.le, operator.gt, operator.ge))
-
-
-def either_way(value: TensorVal) -> bool | None:
-    """The truth of a tensor that compares a uniform random number with one that is not in its range; None for others."""
-    node = value.node
-    if node.target in ORDERINGS and not value.fake._version and tuple(value.fake.shape) in ((), (1,)):
-        drawn = [a for a in node.args if isinstance(a, torch.fx.Node) and a.target is torch.rand and not a.meta["val"]._version]
-        if len(drawn) == 1 and all(a is drawn[0] or type(a) in (int, float) for a in node.args):
-            low, high = (node.target(*(end if a is drawn[0] else a for a in node.args)) for end in (0.0, math.nextafter(1.0, 0.0)))
-            if low == high:
-                return low
-    return None
-
-
 BRANCH_ON_VALUES = "a branch on the values of a tensor"
 
 
@@ -94,8 +71,43 @@ def truth(tx: Tracer, value: AbstractValue, jump=None) -> bool:
 
 
 # %% [markdown]
-# `assert (x > 0).all()`, and what `torch.distributions` does with each parameter: a jump on a tensor one side of which
-# ends in a `raise`. The program does not expect to raise, so the trace goes the other way, and the graph computes one
+# **Whatever is drawn.** Transformers drop layers at random with `if torch.rand([]) < self.layerdrop`,
+# and mostly with a rate of 0. Whatever is drawn from [0, 1), the answer is no. `either_way` puts both ends of that range in
+# the number's place. If the answers agree, they agree for all in between. The number is drawn nevertheless: it moves the
+# generator on.
+
+# %%
+def either_way(value: TensorVal) -> bool | None:
+    """The truth of a tensor that compares a uniform random number with one that is not in its range; None for others."""
+    node = value.node
+    if node.target in ORDERINGS and not value.fake._version and tuple(value.fake.shape) in ((), (1,)):
+        drawn = [a for a in node.args if isinstance(a, torch.fx.Node) and a.target is torch.rand and not a.meta["val"]._version]
+        if len(drawn) == 1 and all(a is drawn[0] or type(a) in (int, float) for a in node.args):
+            low, high = (node.target(*(end if a is drawn[0] else a for a in node.args)) for end in (0.0, math.nextafter(1.0, 0.0)))
+            if low == high:
+                return low
+    return None
+
+
+# %% [markdown]
+# **What is not expected.** `assert (x > 0).all()`, and what `torch.distributions` does with each parameter: a jump on a tensor one side of
+# which ends in a `raise`. For
+#
+#     def checked(x):
+#         if x.min() < 0:
+#             raise ValueError("negative")
+#         return x.sqrt()
+#
+# there is one graph, with one more result:
+#
+#     min_1: f32[] = x.min()
+#     lt: b8[] = lt(min_1, 0)
+#     eq: b8[] = eq(lt, 0)
+#     reshape: b8[] = eq.reshape(())
+#     sqrt: f32[3] = x.sqrt()
+#     return (sqrt, reshape)
+#
+# The program does not expect to raise, so the trace goes the other way, and the graph computes one
 # more number, whether it was right. If it was not, the call has left no trace yet, and the frame is evaluated from its
 # beginning: CPython raises, in the right place and after the right side effects. Capture sees at the end whether that is
 # so (`finish_capture`), and otherwise breaks the graph at the jump as at any other. Graphs on a GPU always break: there an
@@ -140,6 +152,14 @@ def assume(tx: Tracer, value: TensorVal, answer: bool, jump) -> bool:
     return answer
 
 
+# %% [markdown]
+# `identical` is Python's `is`. One value stands for one object, so a value is itself. Two constants may be
+# one object too: Python keeps one of each small integer and of each short string, and they are taken for
+# one if type and value agree, and so are numbers that vary. Where two objects of one class are found to be different, the trace has
+# learnt something that the next call may contradict by passing the same object twice. `told_apart` collects
+# such classes, and capture guards that their objects are different ones.
+
+# %%
 def identical(a: AbstractValue, b: AbstractValue) -> bool:
     """a is b"""
     if a is b:
@@ -162,6 +182,7 @@ def identical(a: AbstractValue, b: AbstractValue) -> bool:
 def equal(tx: Tracer, a: AbstractValue, b: AbstractValue) -> bool:
     """a is b or a == b, which is how containers compare their items."""
     return a is b or not (varies_in(a) or varies_in(b)) and identical(a, b) or truth(tx, compare(tx, "==", a, b))
+
 
 # %% [markdown]
 # Python compares in an order that `compare` repeats. Numbers and tensors come first (`compare_plain`),

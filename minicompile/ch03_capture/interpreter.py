@@ -360,14 +360,6 @@ def read_cell(tx, cell, name):
 # written to the graph for the call itself, so a model of a hundred modules becomes one flat graph. `bind`
 # sorts the arguments as CPython would, and raises its TypeError if they do not fit; defaults are read, and
 # guarded, only where the caller has left something out.
-#
-# A generator function returns at once, with a frame that has not begun. `advance` runs this frame until it
-# yields, and puts it aside with its stack. So a generator costs a loop nothing, and several of them can be in
-# progress at a time. One that is dropped half-way, as by a `break` out of its loop, is closed by CPython when
-# the last reference goes, which runs its `finally` clauses. The trace does not see when that is; if there is
-# anything to run, the outermost frame stays plain Python (`has_cleanup`, asked at the end of capture). The many
-# cases are those of the protocol: a value that is sent in appears on the stack of the suspended frame, an
-# exception is raised there, and a generator that ends has a result, which `yield from` wants.
 
 # %%
 REFUSED_FLAGS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -396,6 +388,38 @@ def as_local(bound) -> AbstractValue:
     return dict_of(bound) if type(bound) is dict else bound()
 
 
+# %% [markdown]
+# ## Generators
+#
+# A generator function returns at once, with a frame that has not begun. `advance` runs this frame until it
+# yields, and puts it aside with its stack. So a generator costs a loop nothing, and several of them can be in
+# progress at a time.
+#
+# ```python
+# def running(x, n):
+#     def sums():
+#         total = x * 0
+#         while True:
+#             total = total + (yield total)
+#     it = sums()
+#     next(it)
+#     return it.send(x), it.send(x * n)
+# ```
+#
+# With `n` 4 the graph has what the generator has computed up to its third `yield`, among what its caller has:
+#
+# ```python
+# mul: f32[3] = mul(x, 0)
+# add: f32[3] = add(mul, x)
+# mul_1: f32[3] = mul(x, 4)
+# add_1: f32[3] = add(add, mul_1)
+# return (add, add_1)
+# ```
+#
+# The many cases are those of the protocol: a value that is sent in appears on the stack of the suspended frame, an
+# exception is raised there, and a generator that ends has a result, which `yield from` wants.
+
+# %%
 def advance(tx, generator: GenVal, sent: AbstractValue = NONE, thrown: ExcVal | None = None):
     """next(generator): the yielded value, or None when it has returned (its result is in
     `generator.result`). thrown: an exception to raise inside instead."""
@@ -434,6 +458,12 @@ def advance(tx, generator: GenVal, sent: AbstractValue = NONE, thrown: ExcVal | 
     return None
 
 
+# %% [markdown]
+# A generator that is dropped half-way, as by a `break` out of its loop, is closed by CPython when
+# the last reference goes, which runs its `finally` clauses. The trace does not see when that is; if there is
+# anything to run, the outermost frame stays plain Python (`has_cleanup`, asked at the end of capture).
+
+# %%
 NO_CLEANUP = set("PUSH_EXC_INFO LOAD_GLOBAL LOAD_NAME LOAD_FAST LOAD_DEREF LOAD_ATTR LOAD_CONST BUILD_TUPLE CHECK_EXC_MATCH COPY "
                  "POP_EXCEPT STORE_FAST DELETE_FAST CALL_INTRINSIC_1".split())
 

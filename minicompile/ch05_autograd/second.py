@@ -61,24 +61,12 @@ aten = torch.ops.aten
 # results of the region, and the call has to name these. Most are outputs of the program. Where the program returns views of a result,
 # the result is what they are views of, their `_base`, and for what is written to an input it is that input at the end (`joint.places`).
 # An input that the program writes is copied first, for it is not to be written again.
-#
-# `behind_gradients` follows the gradients back through the graph, to all that they are computed from. The running statistics of a batch
-# norm in training are not among them, also where it is still one operator (`read_by`), so such an input may hold anything by now.
 
 # %%
 def engine(outputs, inputs, tangents):
     """One call of the autograd engine, whose results it can differentiate again."""
     with backward_pass(), backward_state(), torch.enable_grad():
         return torch.autograd.grad(outputs, inputs, tangents, create_graph=True, allow_unused=True)
-
-
-def behind_gradients(joint: Joint) -> list[int]:
-    """For each gradient of a region the placeholders, inputs and then tangents, that it depends on: a sum of `1 << position`."""
-    placeholders = {node: 1 << i for i, node in enumerate(joint.gm.graph.find_nodes(op="placeholder"))}
-    behind: dict = {None: 0}
-    for node in joint.gm.graph.nodes:
-        behind[node] = placeholders.get(node) or functools.reduce(operator.or_, [behind[a] for a in read_by(node)], 0)
-    return [behind[g] for g in joint.gm.graph.output_node().args[0][-len(joint.gradients):]]
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:
@@ -91,6 +79,62 @@ def base_of(view: torch.Tensor) -> torch.Tensor:
     return view._base
 
 
+def gradient_program(gm: fx.GraphModule, joint: Joint, absent: frozenset) -> fx.GraphModule:
+    """The captured graph `gm`, followed by a call of the engine: (inputs, present tangents) -> gradients."""
+    graph, env = fx.Graph(), {}
+    inputs = gm.graph.find_nodes(op="placeholder")
+    given = [graph.placeholder(node.name) for node in inputs]
+    present = [i for k, i in enumerate(joint.differentiable) if k not in absent]
+    tangents = tuple([graph.placeholder(f"given{i}") for i in present])
+    for node, x in zip(inputs, given):
+        env[node] = graph.call_function(copied, (x,)) if node.name in joint.mutated else x
+    for node in gm.graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            env[node] = graph.node_copy(node, env.__getitem__)
+    outputs, = gm.graph.output_node().args
+
+    def result(i):
+        if i >= joint.results:
+            return env[inputs[joint.written[i - joint.results]]]
+        place, is_view = joint.places[i]
+        whole = isinstance(outputs, fx.Node)            # the program is one call
+        found = graph.call_function(operator.getitem, (env[outputs], place)) if whole else env[outputs[place]]
+        return graph.call_function(base_of, (found,)) if is_view else found
+    call = graph.call_function(engine, ([*map(result, present)], [given[i] for i in joint.gradients], tangents))
+    graph.output(tuple([graph.call_function(operator.getitem, (call, k)) for k in range(len(joint.gradients))]))
+    return graph_module(gm, graph)
+
+
+# %% [markdown]
+# `behind_gradients` follows the gradients back through the graph, to all that they are computed from. The running statistics of a batch
+# norm in training are not among them, also where it is still one operator (`read_by`), so such an input may hold anything by now.
+
+# %%
+def behind_gradients(joint: Joint) -> list[int]:
+    """For each gradient of a region the placeholders, inputs and then tangents, that it depends on: a sum of `1 << position`."""
+    placeholders = {node: 1 << i for i, node in enumerate(joint.gm.graph.find_nodes(op="placeholder"))}
+    behind: dict = {None: 0}
+    for node in joint.gm.graph.nodes:
+        behind[node] = placeholders.get(node) or functools.reduce(operator.or_, [behind[a] for a in read_by(node)], 0)
+    return [behind[g] for g in joint.gm.graph.output_node().args[0][-len(joint.gradients):]]
+
+
+def read_by(node: fx.Node) -> Sequence[fx.Node]:
+    """The nodes that `node` is computed from. Of a batch norm in training only two results depend on the running statistics."""
+    source = node.args[0] if node.target is operator.getitem else node
+    if source.target is not aten._native_batch_norm_legit_functional.default or not source.args[5]:
+        return node.all_input_nodes
+    statistics = source.args[3:5]
+    if source is not node:
+        return [source, *statistics] if node.args[1] in (3, 4) else [source]
+    return [a for a in node.all_input_nodes if a not in statistics]
+
+
+# %% [markdown]
+# The region runs again, so it draws again, and must draw the same numbers: dropout has to hide what it hid the first time. The states of
+# the generators are noted before the region runs. While a CUDA graph is recorded a generator does not tell its state.
+
+# %%
 def generators_of(joint: Joint) -> list[torch.Generator]:
     """The default generators that a region draws from. (One of the program's own breaks the graph.)"""
     drawn = [v for node in joint.gm.graph.nodes if is_random(node) for v in pytree.tree_leaves(node.meta["val"])]
@@ -118,43 +162,6 @@ def drawing_again(states: Sequence):
         yield
     finally:
         set_states(before)
-
-
-def read_by(node: fx.Node) -> Sequence[fx.Node]:
-    """The nodes that `node` is computed from. Of a batch norm in training only two results depend on the running statistics."""
-    source = node.args[0] if node.target is operator.getitem else node
-    if source.target is not aten._native_batch_norm_legit_functional.default or not source.args[5]:
-        return node.all_input_nodes
-    statistics = source.args[3:5]
-    if source is not node:
-        return [source, *statistics] if node.args[1] in (3, 4) else [source]
-    return [a for a in node.all_input_nodes if a not in statistics]
-
-
-def gradient_program(gm: fx.GraphModule, joint: Joint, absent: frozenset) -> fx.GraphModule:
-    """The captured graph `gm`, followed by a call of the engine: (inputs, present tangents) -> gradients."""
-    graph, env = fx.Graph(), {}
-    inputs = gm.graph.find_nodes(op="placeholder")
-    given = [graph.placeholder(node.name) for node in inputs]
-    present = [i for k, i in enumerate(joint.differentiable) if k not in absent]
-    tangents = tuple([graph.placeholder(f"given{i}") for i in present])
-    for node, x in zip(inputs, given):
-        env[node] = graph.call_function(copied, (x,)) if node.name in joint.mutated else x
-    for node in gm.graph.nodes:
-        if node.op not in ("placeholder", "output"):
-            env[node] = graph.node_copy(node, env.__getitem__)
-    outputs, = gm.graph.output_node().args
-
-    def result(i):
-        if i >= joint.results:
-            return env[inputs[joint.written[i - joint.results]]]
-        place, is_view = joint.places[i]
-        whole = isinstance(outputs, fx.Node)            # the program is one call
-        found = graph.call_function(operator.getitem, (env[outputs], place)) if whole else env[outputs[place]]
-        return graph.call_function(base_of, (found,)) if is_view else found
-    call = graph.call_function(engine, ([*map(result, present)], [given[i] for i in joint.gradients], tangents))
-    graph.output(tuple([graph.call_function(operator.getitem, (call, k)) for k in range(len(joint.gradients))]))
-    return graph_module(gm, graph)
 
 
 # %% [markdown]

@@ -12,9 +12,35 @@
 # a derivative is infinite: zeros times infinity are NaN, absent or not. Zeros that a derivative gives are numbers like others, if it runs.
 # Gradients that absent tangents lead to and no other are `None`, as in eager, and zeros otherwise.
 #
-# Two things are known otherwise. The engine adds gradients between two derivatives, so the numbers on such a sum say little, and those of
-# its operands count as well. And a node that was put in to give a gradient its form, a view or a copy, has no number: it is absent if what
-# it reads is.
+# The backward graph of
+#
+#     def two_results(x, w):
+#         logits = torch.tanh(x * w)
+#         return logits, (logits * 3).sum()
+#
+# has a tangent for each result, and adds up what comes from the two:
+#
+#     tangent0: f32[4] = input
+#     tangent1: f32[] = input
+#     expand_default: f32[4] = aten.expand.default(tangent1, [4])
+#     mul_tensor_2: f32[4] = aten.mul.Tensor(expand_default, 3)
+#     add_tensor: f32[4] = aten.add.Tensor(tangent0, mul_tensor_2)
+#     mul_tensor_3: f32[4] = aten.mul.Tensor(tanh_default, tanh_default)
+#     sub_tensor: f32[4] = aten.sub.Tensor(1, mul_tensor_3)
+#     mul_tensor_4: f32[4] = aten.mul.Tensor(add_tensor, sub_tensor)
+#     mul_tensor_5: f32[4] = aten.mul.Tensor(mul_tensor_4, x)
+#     return (mul_tensor_5,)
+#
+# Without `tangent0`, which nobody gives if only the sum is differentiated, the sum of the two is its other operand:
+#
+#     tangent1: f32[] = input
+#     expand_default: f32[4] = aten.expand.default(tangent1, [4])
+#     mul_tensor_2: f32[4] = aten.mul.Tensor(expand_default, 3)
+#     mul_tensor_3: f32[4] = aten.mul.Tensor(tanh_default, tanh_default)
+#     sub_tensor: f32[4] = aten.sub.Tensor(1, mul_tensor_3)
+#     mul_tensor_4: f32[4] = aten.mul.Tensor(mul_tensor_2, sub_tensor)
+#     mul_tensor_5: f32[4] = aten.mul.Tensor(mul_tensor_4, x)
+#     return (mul_tensor_5,)
 #
 # torch.compile decides this when it traces and supposes that every output will be differentiated; what is
 # left of the question at run time it answers with zeros.
@@ -36,7 +62,15 @@ from .rules.operators import ZEROS
 
 aten = torch.ops.aten
 
+# %% [markdown]
+# ## Which tangents lead to a node
+#
+# `_behind` collects the numbers that the recording has left. Two things are known otherwise.
+# The engine adds gradients between two derivatives, so the numbers on such a sum say little, and those of
+# its operands count as well. And a node that was put in to give a gradient its form, a view or a copy, has no number: it is absent if what
+# it reads is.
 
+# %%
 def _is_zeros(node: fx.Node) -> bool:
     return node.target in ZEROS or node.target is aten.full.default and node.args[1] == 0
 
@@ -59,6 +93,11 @@ def _is_form(node: fx.Node) -> bool:
     return node.target in (aten.clone.default, operator.getitem) or is_always_view(node.target)
 
 
+# %% [markdown]
+# A node is absent if all the tangents that lead to it are, and it reads something absent or is a zero that stands for it. A sum of
+# two absent gradients is absent whatever its numbers say.
+
+# %%
 def _is_absent(node: fx.Node, absent: set[fx.Node], behind: set[int] | None, positions: set[int]) -> bool:
     """Is `node` part of a derivative that no tangent reaches when those at `positions` are None?"""
     reads = not absent.isdisjoint(node.all_input_nodes)
@@ -76,6 +115,13 @@ def _same_kind(a: fx.Node, b: fx.Node) -> bool:
     return x.dtype == y.dtype and [expr_of(n) for n in (*x.shape, *x.stride())] == [expr_of(n) for n in (*y.shape, *y.stride())]
 
 
+# %% [markdown]
+# ## The smaller graph
+#
+# The nodes are copied in order. What is absent is left out, and a sum with one operand left is that operand, if it has the same form. Where
+# a derivative that runs reads something absent, `value` makes zeros for it, which lie in memory as the missing tensor would.
+
+# %%
 def without_tangents(gm: fx.GraphModule, names: set[str], lost: Iterable[int] = ()) -> fx.GraphModule:
     """The backward graph `gm` for a call in which the tangents called `names` are None. It has no
     placeholders for them. lost: the positions of gradients that are None then, in eager."""
