@@ -48,6 +48,7 @@ import enum
 import functools
 import types
 
+import numpy
 import torch
 
 from ..ch02_guards.guards import class_lookup, slot, slot_is_empty
@@ -178,7 +179,7 @@ def instance_attribute(tx, obj, name, found):
     runs = real is not None and (
         type(real).__getattribute__ is not object.__getattribute__ or lookup(obj.cls, "__getattr__") is not MISSING)
     if is_property(found):
-        return bind_attribute(tx, obj, name, found)
+        return wrap(tx, getattr(real, name), at) if isinstance(real, numpy.iinfo) else bind_attribute(tx, obj, name, found)
     if kind in (types.MemberDescriptorType, types.GetSetDescriptorType) and name != "__dict__":
         if name.startswith(UNPACKED) and isinstance(real, torch.autograd.graph.Node):
             unsupported(tx, f"reading {name} of {obj.cls.__name__}, which runs the hooks that they were saved with")

@@ -735,13 +735,13 @@ def class_attributes_of_containers(x):
     return x + 1, [].__hash__ is None, {}.__hash__ is None, [].__doc__ == list.__doc__, {x.ndim}.__new__ is set.__new__
 
 
-LIMITS = numpy.finfo(numpy.float32)
+LIMITS, RANGE = numpy.finfo(numpy.float32), numpy.iinfo(numpy.int16)
 
 
 @program
 def limits_of_numpy(x):
     info = numpy.finfo(numpy.float16)
-    return x * info.max, float(info.eps), info.bits, LIMITS.max, numpy.iinfo("int8").bits, x + numpy.finfo("float64").tiny
+    return x * info.max, float(info.eps), info.bits, LIMITS.max, numpy.iinfo("int8").max, RANGE.min, x + numpy.finfo("float64").tiny
 
 
 @pytest.mark.filterwarnings("ignore:To copy construct")
@@ -749,7 +749,7 @@ def limits_of_numpy(x):
 def a_tensor_of_a_tensor(x):
     y = torch.tensor(x, dtype=torch.float64)
     y.add_(1)
-    return y, torch.tensor(x.T), torch.tensor(x[:, :1].expand(2, 3)).stride()
+    return y, torch.tensor(data=x.T), torch.tensor(data=[1, 2]), torch.tensor(x[:, :1].expand(2, 3)).stride()
 
 
 @program

@@ -152,6 +152,9 @@ def make_tensor(function, tx, /, *args, **kwargs) -> AbstractValue:
     """torch.tensor(data): the data must be constants. Its fake is taken from a real tensor made here. NumPy's
     numbers, which become Python's in the graph, decide on the dtype."""
     kwargs = name_device(function, kwargs)
+    if "data" in kwargs and not args:
+        args = [kwargs["data"]]
+        kwargs = {k: v for k, v in kwargs.items() if k != "data"}
     if function is torch.tensor and len(args) == 1 and type(args[0]) is TensorVal and not kwargs.keys() - {"dtype", "device"}:
         return tensor_of_tensor(tx, args[0], kwargs)
     if args and type(args[0]) is Const and type(args[0].value) is numpy.bool_:
