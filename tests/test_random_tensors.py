@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from programs import compare, tensors
+from programs import compare, run, tensors
 from programs.run import indexes_outside, run_seeds
 
 from minicompile.ch01_graphs import symbolic
@@ -63,6 +63,13 @@ def test_programs_that_would_end_a_process_on_a_gpu_are_known():
     program = "import torch\ndef entry(x):\n    return x[torch.tensor([{}])]\n" \
               "def drive(compile_, call):\n    call(compile_(entry), torch.ones(3))\n"
     assert indexes_outside(program.format(3)) and not indexes_outside(program.format(2))
+
+
+def test_a_program_that_ends_its_process_is_reported(monkeypatch):
+    texts = {5: "def drive(*_): 0", 6: "import os\nos.kill(os.getpid(), 11)"}
+    monkeypatch.setitem(run.KINDS, "tensors", lambda seed, device: texts[seed])
+    failures, features = run.job(("tensors", "cpu", 5, 7, "eager", 0, None, float("inf")))
+    assert [f[:3] for f in failures] == [(5, "eager", "crash")] and failures[0][3].endswith("ended by SIGSEGV: seed 6") and not features
 
 
 def test_same_seed_same_program():

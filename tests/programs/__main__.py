@@ -76,12 +76,16 @@ def main():
     if options.jobs == 1:
         results = map(job, in_time())
     else:
-        pool = multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=4 if options.device == "cpu" else 1)
+        pool = multiprocessing.get_context("spawn").Pool(options.jobs)
         results = pool.imap_unordered(job, in_time())
     for failed, counted in results:
         free.release()
+        for seed, rung, problem, text, small in failed:
+            print(f"seed {seed} ({rung}): {problem}: {text}"[:600], flush=True)
+            if small:
+                print("    " + small.replace("\n", "\n    "), flush=True)
         failures += failed
-        features += counted
+        features.update(counted)
         print(f"{features['programs']} of {options.count} programs, {len(failures)} differ", file=sys.stderr, flush=True)
     seconds = time.time() - start
     print(f"{len(failures)} of {features['programs']} programs differ; {seconds:.0f} s, {features['programs'] / seconds:.1f} programs/s")

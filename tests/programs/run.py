@@ -11,7 +11,7 @@ import warnings
 import torch
 
 import minicompile
-from minicompile.tools.apart import forked
+from minicompile.tools import apart
 
 from . import derivatives, generate, tensors, training
 from .compare import OUTSIDE, check
@@ -57,6 +57,16 @@ def indexes_outside(text: str) -> bool:
 
 
 def job(args):
+    """`run_seeds` in a process of its own, which a program may end: then this says so, in place of what it had found."""
+    apart.warm()
+    outcome = apart.forked(alone, (args,), 3600)
+    if outcome.error is None:
+        return outcome.value
+    kind, device, first, last, backend, *_ = args
+    return [(first, backend or backend_of(first, kind, device), "crash", f"a program of {first} to {last - 1}: {outcome.error}", None)], {}
+
+
+def alone(args):
     setup()
     return run_seeds(args)
 
@@ -68,6 +78,7 @@ def run_seeds(args):
     failures, features = [], collections.Counter()
     reduced = set()
     for seed in range(first, last):
+        os.write(2, f"seed {seed}\n".encode())               # the last line of a process that a program has ended
         if time.time() > deadline:
             break
         statistics, used = {}, backend or backend_of(seed, kind, device)
@@ -81,7 +92,6 @@ def run_seeds(args):
                 torch.cuda.synchronize()                    # an error belongs to the program that caused it
         except torch.AcceleratorError as error:             # this process is of no use any more
             failures.append((seed, used, "device", str(error)[:200], None))
-            print(f"seed {seed} ({used}): device: {error}"[:300], flush=True)
             break
         except SyntaxError as error:
             problem = "syntax", str(error)
@@ -100,15 +110,12 @@ def run_seeds(args):
                 took = time.process_time() - began
                 shorter = functools.partial(reduce, text, lambda t: check(t, used, seconds=2 + took), problem[0], seconds=shrink)
                 # A check that is ended by its time limit, anywhere, leaves a process in which others may fail.
-                small = shorter() if device == "cuda" else forked(shorter, (), 60 + 20 * shrink).value
+                small = shorter() if device == "cuda" else apart.forked(shorter, (), 60 + 20 * shrink).value
             if keep:
                 os.makedirs(keep, exist_ok=True)
                 with open(f"{keep}/{seed}_{used}.py", "w") as file:
                     file.write(small or text)
             failures.append((seed, used, *problem, small))
-            print(f"seed {seed} ({used}): {problem[0]}: {problem[1]}"[:600], flush=True)
-            if small:
-                print("    " + small.replace("\n", "\n    "), flush=True)
     return failures, features
 
 
