@@ -163,7 +163,8 @@ def size_in_bytes(node: fx.Node) -> int:
 #
 # A node that depends on a tangent can only run in backward. A node that an output needs has to run in
 # forward. A node that neither is true of (the comparison inside the derivative of `abs`) may run in either,
-# and the cut decides.
+# and the cut decides. But a library call of the engine's that no output needs runs in backward, as it does in eager: the zeros that are the
+# gradient of `ceil` depend on no tangent, nor does the derivative of a pool that is given them, and a kernel may raise.
 
 # %%
 @dataclass
@@ -188,12 +189,14 @@ def split_nodes(joint: Joint) -> Halves:
     count = joint.results + len(joint.written)
     outputs, gradients = list(output.args[0][:count]), list(output.args[0][count:])
     needed = {n for n in outputs if isinstance(n, fx.Node)}
+    asked = with_ancestors([*needed, *joint.gm.graph.find_nodes(op="call_function", target=aten.copy_.default)])
     in_backward = False
     for node in joint.gm.graph.nodes:
         tangent = "tangent" in node.meta
         if node.op == "output":
             continue
-        if tangent or any(a in backward for a in node.all_input_nodes) or (in_backward and is_random(node)):
+        if tangent or any(a in backward for a in node.all_input_nodes) or (in_backward and is_random(node)) or \
+                node not in asked and is_of_the_engine(node):
             backward.add(node)
             in_backward = in_backward or not tangent
         elif node.op == "call_function" and has_effect(node):
@@ -205,6 +208,11 @@ def split_nodes(joint: Joint) -> Halves:
             forward.add(node)
             needed.update(node.all_input_nodes)
     return Halves(backward, forward, outputs, gradients)
+
+
+def is_of_the_engine(node: fx.Node) -> bool:
+    """A library call that the program has not asked for."""
+    return isinstance(node.target, torch._ops.OpOverload) and "asked" not in node.meta and not (is_fusible(node) or has_effect(node))
 
 # %% [markdown]
 # ## Prices

@@ -31,6 +31,16 @@ def backward_targets(compiled):
     return [n.target for n in compiled.partition.backward.graph.nodes if n.op == "call_function"]
 
 
+@pytest.mark.parametrize("prepare", (None, decompose))
+def test_what_the_engine_calls_runs_in_backward(prepare):
+    """Also where it is given zeros, the gradient of `ceil`, which depend on no tangent."""
+    compiled = compile_function(lambda x, w: F.conv1d(x.sin(), w).ceil() + F.conv1d(x, w), [rand(1, 2, 5), rand(2, 2, 2)],
+                                stage=partial(compile_training, prepare=prepare))
+    forward = [n.target for n in compiled.partition.forward.graph.nodes]
+    assert forward.count(aten.convolution.default) == 2 and aten.convolution_backward.default not in forward
+    assert backward_targets(compiled).count(aten.convolution_backward.default) == 2
+
+
 def test_maximum_flow_against_all_cuts():
     for seed in range(60):
         rng = random.Random(seed)
