@@ -17,6 +17,8 @@ from __future__ import annotations
 import random
 import re
 
+from .idioms import FAMILIES
+
 HEADER = """\
 import collections, contextlib, copy, dataclasses, enum, functools, itertools, math, operator
 from collections import OrderedDict, defaultdict, deque, Counter
@@ -1820,6 +1822,9 @@ for _text in STATEMENTS:
     else:
         PLAIN.append(weighted(_text))
 
+FAMILIES = {name: (front, [weighted(text.strip("\n")) for text in statements.split("---\n")], between.strip().split("\n"))
+            for name, (front, statements, between) in FAMILIES.items()}
+
 HOLE = re.compile(r"([$%])([A-Z][A-Za-z1]*|[a-z])(?:\{([^}']*)\})?|#(\w+)|@(\d)")
 NAME = re.compile(r"(\$\w+\{[^}]*\})|@(\d)(?::([A-Z]+|[ifbs])(?!\w))?")
 
@@ -1840,6 +1845,8 @@ class Writer:
         self.helpers: list = []
         self.kind = "X"
         self.budget = 0
+        self.families = [FAMILIES[name] for name in self.rng.sample(list(FAMILIES), 3)]
+        self.favourites = [(5.0 * weight, text) for _, statements, _ in self.families for weight, text in statements]
 
     def fresh(self) -> str:
         self.names += 1
@@ -1928,7 +1935,7 @@ class Writer:
 
     def statement(self, indent: str, depth: int, loop: bool) -> list:
         self.budget -= 1
-        choices = PLAIN + (IN_LOOP * 6 if loop else []) + (RETURNS if self.kind else [])
+        choices = PLAIN + (self.favourites if self.methods else []) + (IN_LOOP * 6 if loop else []) + (RETURNS if self.kind else [])
         for _ in range(20):
             weight, template = self.rng.choices(choices, [w for w, _ in choices])[0]
             if depth <= 0 and "\n" in template and "    $" in template:
@@ -2039,7 +2046,8 @@ class Writer:
 
     def module(self) -> str:
         rng = self.rng
-        lines = [HEADER] + self.template_text(CLASSES) + self.template_text(GLOBALS)
+        fronts = [line for front, _, _ in self.families for line in self.template_text(front)]
+        lines = [HEADER] + self.template_text(CLASSES) + self.template_text(GLOBALS) + fronts
         self.methods = True
         for n in range(rng.randint(0, 2)):
             kind, params = rng.choice("TTi"), [f"p{i}" for i in range(rng.randint(1, 3))]
@@ -2064,7 +2072,7 @@ class Writer:
 
     def drive(self, params, kinds, extra) -> list:
         rng, n = self.rng, 2
-        lines = ["def drive(compile_, call):", "    global g_count, G_T, cached, helper_i", "    fn = compile_(entry)"]
+        lines = ["def drive(compile_, call):", "    global g_count, G_T, cached, helper_i, BIG, PATTERN", "    fn = compile_(entry)"]
         objects = [k for k in kinds if k in ("O", "P", "M", "H", "L", "D", "S", "LT", "DT", "Q", "DD")]
         held = {}
         for name, kind in zip(params, kinds):
@@ -2078,7 +2086,7 @@ class Writer:
             if turn and rng.random() < 0.7:
                 for _ in range(rng.randint(1, 3)):
                     self.scope = {f"h_{a}": k for a, k in held.items()} | {"G_MODEL": "M"}
-                    text = self.constants(rng.choice(BETWEEN), n)
+                    text = self.constants(rng.choice(rng.choice([BETWEEN, *(between for _, _, between in self.families)])), n)
                     try:
                         text = re.sub(r"%([A-Z]+)", lambda m: self.variable(m[1]), text)
                     except Impossible:
