@@ -62,8 +62,8 @@ def wrap_tuple(tx, real, kind, source):
 def wrap_list(tx, real, kind, source):
     if kind not in (list, collections.deque):
         return None
-    if tx.effects.calls and real is kept_warnings():
-        unsupported(tx, "reading the list of warnings after one that is given when the graph has run")
+    if real is kept_warnings():
+        unsupported(tx, "reading the list of warnings, to which what is in the graph may add")
     guard(tx, source, "TYPE_MATCH", kind)
     items = lazy_items(real, source, ListItemSource if kind is list else ItemSource)
     if kind is list:

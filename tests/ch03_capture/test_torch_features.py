@@ -907,6 +907,19 @@ def test_a_tensor_of_a_tensor_is_made_on_the_default_device():
     assert compiled(torch.ones(3)).device.type == "cpu"
 
 
+def test_the_list_of_warnings_has_what_an_operation_of_the_graph_warns_of():
+    def f(x, mask):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            x[mask] = x[:2] + 1
+            found = len(seen)
+        return found, x
+    compiled = minicompile.compile(f, backend="eager")
+    mask = torch.tensor([1, 0, 1], dtype=torch.uint8)                # an index that PyTorch warns of
+    compiled(torch.ones(3), mask)
+    assert compiled(torch.ones(3), mask)[0] == f(torch.ones(3), mask)[0] == 1
+
+
 def test_a_tensor_of_a_tensor_warns_at_its_line():
     def f(x):
         return torch.tensor(x) + 1
