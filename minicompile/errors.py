@@ -1,8 +1,11 @@
-"""Exceptions shared by every stage.
+"""Exceptions shared by every stage, and those that are none of them.
 
 `Unsupported` and `SkipFrame` are internal: the driver catches them and runs the code eagerly instead.
 `MinicompileError` is for people: one sentence saying what is wrong and one saying what to do about it.
 """
+
+import _signal  # `signal.getsignal` makes an enum of each handler, which takes a hundred times as long
+import traceback
 
 
 class MinicompileError(RuntimeError):
@@ -60,3 +63,22 @@ class MarkError(StrictError):
 
 class InternalError(StrictError):
     """The compiler itself failed under `fullgraph=True`; the cause is its exception."""
+
+
+def interrupts(error: BaseException) -> bool:
+    """Whether this is nothing that compiled code has raised, but comes from a handler of signals, as KeyboardInterrupt and TimeoutError."""
+    if not isinstance(error, Exception):
+        return True
+    handlers = handlers_of_signals()
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def handlers_of_signals() -> set:
+    return {called_by(handler) for handler in map(_signal.getsignal, range(1, _signal.NSIG))}
+
+
+def called_by(callback):
+    """The code that runs when this is called; None if that is not Python's."""
+    callback = getattr(callback, "func", callback)                                  # of a `partial`
+    found = getattr(callback, "__func__", callback)
+    return getattr(found if hasattr(found, "__code__") else getattr(type(found), "__call__", None), "__code__", None)

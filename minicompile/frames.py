@@ -41,7 +41,7 @@ from .ch03_capture.hook import EVALUATE, EVALUATE_ALL
 from .ch04_breaks.breaks import fullgraph_message
 from .ch04_breaks.resume import origin_of, original_code
 from .config import config
-from .errors import GraphBreakError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported, marked
+from .errors import GraphBreakError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported, interrupts, marked
 from .interrupts import COMPILING, FINALIZE, ThreadState, comes_unasked, compiling, interrupted, target_in_compiler
 from .learning import explain_miss, look_again
 from .limits import is_full, is_one_of_many, over_limit
@@ -102,6 +102,8 @@ def on_new_code(function, code, context):
     try:
         return target_for(function, code, context)
     except Exception as error:
+        if interrupts(error):
+            raise
         internal_error(code, context, error)
         return None
 

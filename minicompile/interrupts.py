@@ -6,11 +6,9 @@
 # the region, with all that they call. Weak references call C or, through `weakref.finalize`, a method that is known.
 
 # %%
-import _signal  # `signal.getsignal` makes an enum of each handler, which takes a hundred times as long
 import contextlib
 import functools
 import gc
-import signal
 import sys
 import threading
 import weakref
@@ -19,6 +17,7 @@ import torch
 
 from . import marks
 from .ch03_capture import hook
+from .errors import called_by, handlers_of_signals
 
 FINALIZE = weakref.finalize.__call__.__code__
 
@@ -27,18 +26,7 @@ def comes_unasked(code) -> bool:
     """Is this code called by Python when it comes to that, not by the program?"""
     if code.co_name == "__del__" or code is FINALIZE:
         return True
-    return handles_signals(code) or any(called_by(callback) is code for callback in (*gc.callbacks, sys.unraisablehook))
-
-
-def handles_signals(code) -> bool:
-    return any(called_by(handler) is code for handler in map(_signal.getsignal, range(1, signal.NSIG)))
-
-
-def called_by(callback):
-    """The code that runs when this is called; None if that is not Python's."""
-    callback = getattr(callback, "func", callback)                                  # of a `partial`
-    found = getattr(callback, "__func__", callback)
-    return getattr(found if hasattr(found, "__code__") else getattr(type(found), "__call__", None), "__code__", None)
+    return code in handlers_of_signals() or any(called_by(callback) is code for callback in (*gc.callbacks, sys.unraisablehook))
 
 
 # %% [markdown]
@@ -122,7 +110,8 @@ class ThreadState:
 # ask for a second derivative.
 #
 # What a handler of signals raises, such as `TimeoutError`, is for the program, which waits for it around its call. The compiler may take it
-# for a mistake of its own and go on, so it is kept, and raised at the end. What a finaliser raises Python reports, and nobody gets it.
+# for a mistake of its own and go on, so it is kept, and raised at the end. (In what was compiled, guards and graphs, `interrupts` tells it
+# from their own exceptions.) What a finaliser raises Python reports, and nobody gets it.
 
 # %%
 COMPILING = "the compiler"                       # a context, in which nothing is captured
@@ -160,7 +149,11 @@ def target_in_compiler(code):
     """The target of code that runs while this thread compiles. Nearly all is the compiler's own, or PyTorch's, and is not asked further."""
     if code is KEPT_FROM_TORCH:
         return run_undecorated
-    return run_as_before if code is FINALIZE or not is_of_library(code.co_filename) and comes_unasked(code) else None
+    try:
+        return run_as_before if code is FINALIZE or not is_of_library(code.co_filename) and comes_unasked(code) else None
+    except Exception as error:                          # of a handler of signals
+        _found.state.raised = error
+        raise
 
 
 @marks.passed_over
@@ -173,11 +166,12 @@ def run_undecorated(function, args, kwargs):
 @marks.passed_over
 def run_as_before(function, *values):
     args, kwargs = hook.arguments_of(function.__code__, values)
+    handles_signal = function.__code__ in handlers_of_signals()         # it may take itself off
     with (state := _found.state).again():
         try:
             return hook.run(None, function, *args, **kwargs)
         except Exception as error:
-            if handles_signals(function.__code__):
+            if handles_signal:
                 state.raised = error
             raise
 

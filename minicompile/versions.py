@@ -36,7 +36,7 @@ from .ch09_triton.launch import start_workers
 from .ch11_runtime.collector import without_collection
 from .config import config
 from .driver import timed
-from .errors import GraphBreakError, InternalError, MarkError, SkipFrame, StrictError, Unsupported
+from .errors import GraphBreakError, InternalError, MarkError, SkipFrame, StrictError, Unsupported, interrupts
 from .stances import Context
 
 
@@ -271,12 +271,10 @@ def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
         arguments = "".join(f"{LocalSource(name).text()}, " for name in state.code.co_varnames[:state.code.co_argcount])
         caught = f"return __caught(__F, ({arguments}__error))"
         namespace["__caught"] = functools.partial(go_on_in_handlers, torch.is_grad_enabled(), state.context.backend == "eager")
-    if callable(state.context.backend):
-        return watched_call("", caught, everything=True) if caught else CALL_OF_GRAPH
-    gm = captured.gm if captured.traceless else None
+    gm = captured.gm if captured.traceless and not callable(state.context.backend) else None
     namespace["__refused"] = functools.partial(hook.run, None, graph_refused, gm, state.context.backend == "eager",
                                                torch.is_grad_enabled())
-    return watched_call(captured.retreat, caught or "raise", everything=bool(caught))
+    return watched_call(gm and captured.retreat, caught or "raise")
 
 
 # %% [markdown]
@@ -294,19 +292,17 @@ def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
 # what interrupts the program, as KeyboardInterrupt: its `finally` has to run, and `with` to leave, say, `torch.no_grad()`.
 
 # %%
-CALL_OF_GRAPH = "__out = __graph(*__inputs)\n"
-
-
-def watched_call(retreat: str, otherwise: str, everything: bool) -> str:
+def watched_call(retreat: str | None, otherwise: str) -> str:
     """retreat: what to return so that the frame is evaluated, if anything. It may put back generators of random numbers, and then also does
-    so before the trial, which is to draw the numbers that the graph drew. otherwise: the statement if it is not. everything: whether
-    KeyboardInterrupt and the like are caught, too."""
-    refused = f"""    if {"" if retreat == "__EVALUATE" else f"{retreat} is __EVALUATE and "}__refused(*__inputs):
-        return {retreat}
-"""
+    so before the trial, which is to draw the numbers that the graph drew. otherwise: the statement if it is not. `__refused` also
+    sees to it that gradients are on or off as before: parts of the graph may have changed that."""
+    refused = f"""if {"" if retreat == "__EVALUATE" else f"{retreat} is __EVALUATE and "}__refused(*__inputs):
+        return {retreat}"""
     return f"""try:
-    {CALL_OF_GRAPH}except {"BaseException" if everything else "Exception"} as __error:
-{refused if retreat else ""}    {otherwise}
+    __out = __graph(*__inputs)
+except BaseException as __error:
+    {refused if retreat else "__refused(*__inputs)"}
+    {otherwise}
 """
 
 
@@ -329,11 +325,6 @@ def raise_point(code, interrupted: bool):
 
 def call_of_raise(point, function, args, error: BaseException) -> TailCall:
     return TailCall((point.function(function.__globals__, *(function.__closure__ or ())), (*args, error)))
-
-
-def interrupts(error: BaseException) -> bool:
-    """Whether this is nothing that the graph has raised, as KeyboardInterrupt."""
-    return not isinstance(error, Exception)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ import torch.utils.checkpoint
 import minicompile
 from minicompile import driver, frames, logs, versions
 from minicompile.ch01_graphs.fake import FakeTensor
-from minicompile.ch02_guards import codegen
+from minicompile.ch02_guards import codegen, guards
 from minicompile.ch03_capture import capture, hook
 from minicompile.ch03_capture.library import contexts
 from minicompile.ch04_breaks import steps
@@ -333,6 +333,49 @@ def test_interrupted_while_a_context_is_left(leave, monkeypatch):
         compiled(x)
     assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and not torch._C._len_torch_dispatch_stack()
     assert compiled(x).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("where", ["guards", "graph"])
+def test_what_a_handler_of_signals_raises_in_compiled_code(where, monkeypatch):
+    """It is neither a guard that fails nor an error of the graph, after which the frame would be evaluated."""
+    calls, armed = [], []
+
+    def handler(*_):
+        armed.clear()
+        raise TimeoutError
+
+    def strike():
+        if armed:
+            signal.raise_signal(signal.SIGUSR1)
+        return torch.is_grad_enabled()
+    hook.skip_code(strike.__code__)
+
+    def call_backend(*args, original=versions.call_backend):
+        graph = original(*args)
+        return lambda *inputs: (strike(), graph(*inputs))[1]
+    if where == "guards":
+        monkeypatch.setitem(guards.STATE, "GRAD_MODE", strike)
+    else:
+        monkeypatch.setattr(versions, "call_backend", call_backend)
+
+    def f(x):
+        calls.append(0)
+        y = x + 1
+        print(end="")
+        return y * 2
+    old, compiled, x = signal.signal(signal.SIGUSR1, handler), minicompile.compile(f, backend="eager"), torch.ones(2)
+    try:
+        compiled(x)
+        before = driver.counters.graphs
+        for _ in range(3):
+            armed.append(True)
+            calls.clear()
+            with pytest.raises(TimeoutError):
+                compiled(x)
+            assert not calls and not armed and torch.is_grad_enabled()
+        assert compiled(x).tolist() == [4, 4] and driver.counters.graphs == before
+    finally:
+        signal.signal(signal.SIGUSR1, old)
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")

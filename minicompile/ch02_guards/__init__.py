@@ -36,13 +36,15 @@
 #             if __w is None: __w = __refresh(__stable, __stable_full, ())
 #             __t = __tensors(x)
 #             if __t is None: __t = __refresh(__tensors, __tensors_full, (x, ))
-#         except __Exception:
+#         except __Miss:
 #             pass
+#         except __Exception as __error:
+#             if __interrupts(__error): raise
 #         else:
 #             __inputs = (x, )
 #             try:
 #                 __out = __graph(*__inputs)
-#             except Exception as __error:
+#             except BaseException as __error:
 #                 if __refused(*__inputs):
 #                     return __EVALUATE
 #                 raise
@@ -52,7 +54,8 @@
 # The `try` block is the check. Six states of the library are asked one by one. The other two guards are behind *memos*, which
 # remember that they held and notice when something was written: `__stable` answers for the methods of tensors, `__tensors` for
 # what `x` is. A memo that answers None has to look again, by `__refresh`. Where all hold, `__graph` runs; where one does not,
-# `__next` is the next version, and behind the last one the compiler. (`__EVALUATE` leaves the call to CPython, for an error
+# `__next` is the next version, and behind the last one the compiler. A guard that raises does not hold, as when an attribute is gone;
+# what a handler of signals raises meanwhile is for the program (`__interrupts`). (`__EVALUATE` leaves the call to CPython, for an error
 # that the program's own line is to raise.)
 #
 # At the end of the chapter you can read such a text line by line, say what a guard costs, add a kind of guard, and tell from the words of

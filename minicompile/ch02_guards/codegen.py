@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..ch01_graphs import floats
+from ..errors import interrupts
 from ..marks import PASSED_OVER
 from . import guards as g, torch_guards
 from .memory import counters_agree
@@ -336,7 +337,8 @@ def entry_text(name: str, parameters: list[str], check: CheckText, body: list[st
     if any("__G" in line for line in (*lines, *body)):
         lines = ["__G = __F.__globals__", *lines]
     return ("".join(check.functions) +
-            f"def {name}({arguments}):\n    try:\n{indent(lines, 8)}    except __Exception:\n        pass\n"
+            f"def {name}({arguments}):\n    try:\n{indent(lines, 8)}    except __Miss:\n        pass\n"
+            "    except __Exception as __error:\n        if __interrupts(__error): raise\n"
             f"    else:\n{indent(body, 8)}    return __next[0]({arguments})\n")
 
 
@@ -368,7 +370,7 @@ _ABSENT = object()
 
 def base_namespace() -> dict:
     """What the text of sources and guards may name."""
-    return {"__Miss": Miss, "__Exception": Exception, "__torch": torch,
+    return {"__Miss": Miss, "__Exception": Exception, "__interrupts": interrupts, "__torch": torch,
             "__dict_getitem": item_of_dict, "__same_constant": g.same_constant, "__same_keys": g.same_keys,
             "__agree": counters_agree, "__class_has": g.class_has,
             "__methods_are": torch_guards.methods_are, "__class_derives": g.class_derives, "__function_has": g.function_has,
