@@ -147,9 +147,6 @@ def is_fusible(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket in BECOME_LOOPS
 
 
-
-
-
 def numel_of(node: fx.Node) -> int:
     """Of the tensor at a node; symbolic sizes count with their present values."""
     return max(math.prod(s.node.hint if isinstance(s, torch.SymInt) else s for s in node.meta["val"].shape), 1)

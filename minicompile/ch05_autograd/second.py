@@ -189,7 +189,6 @@ def transforms() -> torch._C.DispatchKeySet:
     return functools.reduce(operator.or_, [torch._C.DispatchKeySet(torch._C._parse_dispatch_key(name)) for name in names])
 
 
-
 class Again:
     """The gradients of a region, as a function that can be differentiated: `again(absent, inputs, tangents)`. stage: `compile_training`.
     parameters: inputs that are leaves and have gradients, so that the engine has a node for them; apart: those that have none, which
