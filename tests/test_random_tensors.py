@@ -391,3 +391,25 @@ def test_an_error_of_ours_passes_only_where_eager_has_one():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(compare.minicompile, "compile", lambda f, **kwargs: raises(ours))
             assert (compare.check(text + entry, "cpp") is None) is passes
+
+
+def test_an_operator_without_a_derivative_is_excused_where_no_gradient_comes_to_it():
+    """A graph is one node, and goes on to all of its inputs."""
+    class Region(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            ctx.set_materialize_grads(False)
+            return x * 2, y * 3
+
+        @staticmethod
+        def backward(ctx, g, h):
+            return g, h
+
+    for count, excused in ((1, True), (2, False)):
+        def compiler(f, count=count):
+            return lambda x, y: Region.apply(x, y)[:count]
+        code = compile("import torch\ndef drive(compile_, call):\n    a = torch.ones(2, requires_grad=True)\n    b = a * 1\n"
+                       "    b.set_(b.detach().clone())\n    call(compile_(None), a * 1, b)", "<planted>", "exec")
+        shots = compare.execute(code, compiler, words=False)[:2]
+        assert shots[1][0].startswith("backward raised derivative for set_")
+        assert compare.raised_by_a_node_without_gradients(code, compiler, shots) is excused
