@@ -26,7 +26,8 @@ _index_put_impl_ gt ge lt le eq ne nextafter _reshape_copy channel_shuffle nativ
 """.split())
 ACCUMULATES = {"index_put": "accumulate", "index_put_": "accumulate", "_index_put_impl_": "accumulate"}
 BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}      # they write to the arguments 3 and 4; no schema says so
-SUMS = {torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.default, torch.ops.aten.mean.dim}
+SUMS = {torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.default, torch.ops.aten.mean.dim,
+        torch.ops.aten.linalg_vector_norm.default}              # whose kernel adds up one by one
 UNITS = 2.0
 # Kernels that compare a number with two limits; of NaN they make zero where they take several numbers at once, and the gradient
 # (that of logit is divided by NaN) elsewhere
