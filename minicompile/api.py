@@ -17,7 +17,7 @@ import torch
 
 from . import logs, marks
 from .config import OPTIONS, config, did_you_mean, resolve_options
-from .errors import MinicompileError
+from .errors import MinicompileError, called_by
 from .stances import context_for, contexts, current
 
 # The ladder of backends, lowest rung first: each is an executable meaning of one stage.
@@ -307,8 +307,8 @@ def disable(function=None, recursive=True, *, reason=None):
         raise MinicompileError(f"disable needs a function or a module, not {function!r}.")
     from . import frames
     inner = marks.original(function)
-    if not recursive:
-        frames.hook.skip_code(inmost(inner).__code__)
+    if not recursive and (code := called_by(inmost(inner))) is not None:        # what is written in C has no frame to skip
+        frames.hook.skip_code(code)
     run = functools.partial(frames.hook.run, None) if recursive else operator.call
     return marks.mark_disabled(inner, run, reason)
 

@@ -327,6 +327,23 @@ def test_calls_inside_an_uncompilable_frame_are_compiled():
     assert all(torch.equal(a, b) for a, b in zip(result, outer(x))) and backend.ran >= 3
 
 
+def test_disable_of_what_has_no_code_of_its_own():
+    """Without what it calls: a function in C has no frame, a partial runs that of its function, an object that of its class."""
+    class Calls:
+        def __call__(self, x):
+            assert not torch.compiler.is_compiling()
+            return x + 1
+
+    def called(x, more):
+        assert not torch.compiler.is_compiling()
+        return x + more
+
+    for function in (torch.cos, functools.partial(called, more=1), Calls(), functools.partial(torch.add, other=1)):
+        disabled = minicompile.disable(function, recursive=False)
+        assert minicompile.compile(lambda x, disabled=disabled: disabled(x * 0))(torch.ones(2)).tolist() == [1, 1], function
+    assert type(minicompile.disable(torch.nn.Tanh, recursive=False)()) is torch.nn.Tanh
+
+
 def test_disable():
     @minicompile.disable
     def plain(x):
