@@ -1829,6 +1829,9 @@ HOLE = re.compile(r"([$%])([A-Z][A-Za-z1]*|[a-z])(?:\{([^}']*)\})?|#(\w+)|@(\d)"
 NAME = re.compile(r"(\$\w+\{[^}]*\})|@(\d)(?::([A-Z]+|[ifbs])(?!\w))?")
 
 
+SOMETIMES = ("if", "elif", "else:", "match", "while", "except", "except*")     # what is defined below these may be missing afterwards
+
+
 class Impossible(Exception):
     """A template needs a variable of a type that is not in scope."""
 
@@ -1948,7 +1951,7 @@ class Writer:
         return [indent + "pass"]
 
     def lines(self, template: str, indent: str, depth: int, loop: bool) -> list:
-        local, out = {}, []
+        local, out, first, certain, perhaps = {}, [], "", set(), set()
         if not self.methods and re.search(r"\$[OMPH]\b(?!\.(n|f|v|items|d)\b)|%O\.prop|%[OPH]\b.*[+\[]", template):
             raise Impossible
         for digit in dict.fromkeys(re.findall(r"@(\d)", template)):
@@ -1979,6 +1982,11 @@ class Writer:
             text = self.expand(text, 3)
             out.append(spaces + text)
             self.scope.update(defined)
+            first = first if line[:1] == " " else text.split(" ")[0]
+            (perhaps if line[:1] == " " and first in SOMETIMES else certain).update(defined)
+        for name in sorted(perhaps - certain):
+            if self.rng.random() > 0.1:
+                self.scope.pop(name, None)
         return out
 
     def body(self, indent: str, depth: int, kind: str, extra) -> list:
