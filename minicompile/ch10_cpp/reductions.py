@@ -24,7 +24,7 @@ from typing import Sequence
 import torch
 
 from ..ch01_graphs.layouts import contiguous_strides
-from ..ch01_graphs.symbolic import Symbol, as_expr, product, to_text
+from ..ch01_graphs.symbolic import Symbol, as_expr, product, substitute, symbols, to_text
 from ..ch07_loops.builder import compute_dtype
 from ..ch07_loops.ir import Value, identity, in_order
 from ..ch07_loops.lazy import linear
@@ -32,9 +32,9 @@ from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.values import elements
 from ..errors import Unsupported
 from .lanes import STEP, close_lanes, half_blocks, tabulate, worth_a_table
-from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get, lane_block,
-                    lane_headers, of_loop, shared, size_text, store_lines, unnamed)
-from .ops import literal, register_type
+from .nests import (SIMD, Count, Emitter, Scope, along_lane, best_lane, child, close, compute, direct_variable, for_, fresh, get,
+                    index_text, lane_block, lane_headers, of_loop, shared, size_text, store_lines, unnamed)
+from .ops import literal, memory_type, register_type
 
 CHUNK = 1024                 # elements of a row between two merges
 SCRATCH = 1 << 18            # bytes of a row's expensive values that are kept rather than computed again
@@ -183,7 +183,7 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
             kept[value] = array = fresh(e, "kept")
             nest.lines += of_loop(e, value.loop, f"{register_type(value.dtype)} {array}[{lane.size}];")
             inner.lines += of_loop(e, value.loop, f"{array}[{lane.name}] = {name};")
-    steps = [_row_step(e, r, get(e, r.args[1], inner), lane) for r in reductions]
+    steps = [_row_step(e, r, get(e, r.args[1], inner), lane, bool(stores)) for r in reductions]
     steps = [_in_steps(s) if halves else s for s in steps]
     marked = [(s, partial(of_loop, e, r.loop)) for r, s in zip(reductions, steps)]
     inner.lines += [line for s, mark in marked for line in mark(s.element)]
@@ -227,10 +227,10 @@ def _named_results(e: Emitter, r: Value, result, nest: Scope):
 # one, and the result is NaN then. For sums and products OpenMP's `reduction` clause does the work.
 
 # %% tags=["exercise:row-bug"]
-def _row_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
+def _row_step(e: Emitter, r: Value, x: str, lane: Symbol, stores: bool) -> RowStep:
     kind = r.args[0]
     if kind in ("welford", "argmax", "argmin"):
-        return _chunked_step(e, r, x, lane)
+        return _chunked_step(e, r, x, lane, stores)
     dtype = accumulator_type(r)
     t, n, start = register_type(dtype), fresh(e, "_"), start_text(kind, dtype)
     acc, part = f"acc{n}", f"part{n}"
@@ -281,21 +281,23 @@ def _in_steps(step: RowStep) -> RowStep:
 
 # %% [markdown]
 # For mean and variance and the position of a maximum there is no clause. There the values of a chunk go
-# into a small array, and a function of `reductions.h` folds it into the row's result. To merge two means takes as long as to compute
-# one of 50 numbers. So a row of several dimensions, as the channels of a group are, is one chunk for all of them if it is no longer than
-# one: a group norm of images of 7 by 7 takes half as long.
+# into a small array, and a function of `reductions.h` folds it into the row's result. (What lies in memory as it is needed is read there.)
+# To merge two means takes as long as to compute one of 50 numbers. So a row of several dimensions, as the channels of a group are, is one
+# chunk for all of them if it is no longer than one: a group norm of images of 7 by 7 takes half as long.
 
 # %%
-def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
+def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol, stores: bool) -> RowStep:
     """The kinds that OpenMP does not know: a chunk goes to an array, which a function merges into the row's
-    result."""
+    result. One that lies in memory is read there, unless the pass `stores` elements, perhaps in their place."""
     kind, source, index = r.args
     t, n = register_type(accumulator_type(r)), fresh(e, "_")
+    there = not stores and source.op == "load" and source.mask is None and memory_type(source.dtype) == t and \
+        symbols(source.index).isdisjoint(e.graph.symbols) and along_lane(e, source.index, lane) == 1
     if kind == "welford":
         row = f"double mean{n} = 0, m2{n} = 0, count{n} = 0;"
         result = tuple(f"({t}){name}{n}" for name in ("mean", "m2", "count"))
         length = product(v.size for v in e.kernel.reduction_vars)
-        if isinstance(length, int) and 0 < length <= CHUNK:
+        if isinstance(length, int) and 0 < length <= CHUNK and not (there and len(e.kernel.reduction_vars) == 1):
             others = [v for v in e.kernel.reduction_vars if v is not lane]
             first = linear([v.expr for v in others], [lane.size * s for s in contiguous_strides([v.size for v in others])])
             array = f"alignas(64) {register_type(source.dtype)} t{n}[{length}];"
@@ -312,6 +314,9 @@ def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
                  f"  if (mc_beats<{largest}>(top{n}, here, best{n}, at{n})) {{",
                  f"    best{n} = top{n};", f"    at{n} = here;", "  }", "}"]
         result = f"at{n}"
+    if there:
+        place = index_text(e, substitute(source.index, {lane: Symbol("chunk").expr}), Scope(frozenset()))
+        return RowStep(row, f"const {t}* t{n} = &{e.pointers[source.buffer]}[{place}];", "", after, "", result)
     length = min(lane.size, CHUNK) if isinstance(lane.size, int) else CHUNK
     array = f"alignas(64) {register_type(source.dtype)} t{n}[{length}];"
     return RowStep(row, array, f"t{n}[lane] = {x};", after, "", result)

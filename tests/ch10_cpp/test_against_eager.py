@@ -475,3 +475,10 @@ def test_the_numbers_of_a_pair_are_written_by_one_kernel():
     c, s = rand(1, 40, 50), rand(1, 40, 50, seed=1)
     source, = agree(lambda x, c, s: torch.stack([x[..., ::2] * c - x[..., 1::2] * s, x[..., ::2] * s + x[..., 1::2] * c], -1),
                     rand(8, 40, 100), c, s, rtol=1e-6, atol=1e-6)
+
+
+def test_a_chunk_that_lies_in_memory_is_reduced_there():
+    source, = agree(lambda x: (x.var(-1), x.mean(-1), x.argmax(-1)), rand(9, 3000), rtol=1e-5, atol=1e-6)
+    assert "float t_" not in source.code and "float* t_" in source.code
+    source, = agree(lambda x: (x.var(-1), x + 1), rand(9, 3000), rtol=1e-5, atol=1e-6)
+    assert "float t_" in source.code
