@@ -44,7 +44,6 @@ from ..ch08_fusion.values import LinkedKernel
 from .ops import BITS, convert, from_memory, literal, memory_type, operation, register_type, to_memory
 
 PARALLEL_WORK = 32768        # elements below which starting threads costs more than they save
-LINE = 64                    # bytes that come from memory together
 SIMD = "#pragma omp simd"
 
 # %% [markdown]
@@ -331,7 +330,7 @@ def store_lines(e: Emitter, stores: Iterable[Value], scope: Scope) -> None:
 # ## Choosing the lane
 #
 # Each access votes: a variable that moves it by one element is worth its bytes, one that moves it further, or to wherever a
-# table says, costs them, and one that moves it within the cache line a part of them. Stores count double, since a strided store
+# table says, costs them, and two elements a part of them. Stores count double, since a strided store
 # reads the line as well. Very short loops make poor lanes, whatever their stride.
 #
 # In `x.t() + y`, of 512 by 256 numbers of four bytes, the two operands disagree. The votes of their loads, of the store, and the sum:
@@ -354,10 +353,8 @@ def vote(e: Emitter, variable: Symbol) -> float:
     for access in accesses:
         step = along_lane(e, access.index, variable)
         if step != 0:
-            width = e.kernel.buffers[access.buffer].dtype.itemsize
-            size = width * (2 if access.op == "store" else 1)
-            near = isinstance(step, int) and abs(step) * width < LINE
-            total += size if step == 1 else -size * abs(step) * width / LINE if near else -size
+            size = e.kernel.buffers[access.buffer].dtype.itemsize * (2 if access.op == "store" else 1)
+            total += size if step == 1 else -size / 4 if step == 2 else -size
     return total * min(present(variable.size), 16) / 16 if total > 0 else total
 
 
