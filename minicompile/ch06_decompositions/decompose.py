@@ -305,7 +305,8 @@ def product_in_pairs(recorder: Recorder, node: fx.Node, product: torch.Tensor):
             any(user.target is not aten.view_as_real.default for user in node.args[0].users) or \
             not any(aten.view_as_complex.default in (f.target, *(a.target for a in f.all_input_nodes)) for f in recorded.all_input_nodes):
         return NotImplemented
-    return torch.stack(parts(recorded), -1)
+    (a, b), (c, d) = map(parts, recorded.args)
+    return torch.stack((a * c - b * d, a * d + b * c), -1)
 
 
 def of_tensors(node: fx.Node) -> bool:
@@ -313,15 +314,18 @@ def of_tensors(node: fx.Node) -> bool:
     return node.target is aten.mul.Tensor and len(node.all_input_nodes) == len({*node.args})
 
 
-def parts(node: fx.Node) -> tuple[torch.Tensor, torch.Tensor]:
-    """The real and the imaginary part of the complex numbers that a recorded node computes."""
-    if of_tensors(node):
-        (a, b), (c, d) = (parts(f) if f.meta["val"].is_complex() else (f.meta["val"], None) for f in node.args)
-        return (a * c, b * c) if d is None else (a * c, a * d) if b is None else (a * c - b * d, a * d + b * c)
-    if node.target is aten._conj.default:
-        real, imaginary = parts(node.args[0])
+def parts(factor: fx.Node) -> tuple:
+    """The real and the imaginary part of a recorded factor."""
+    value = factor.meta["val"]
+    if not value.is_complex():
+        return value, 0                 # and no less: what is infinite times 0 is NaN
+    if factor.target is aten._conj.default:
+        real, imaginary = parts(factor.args[0])
         return real, -imaginary
-    pairs = node.args[0].meta["val"] if node.target is aten.view_as_complex.default else aten.view_as_real.default(node.meta["val"])
+    if value.meta.is_conj():            # a view of a conjugate, which no operator reads as numbers
+        pairs = aten.view_as_real.default(aten._conj.default(value))
+        return pairs.select(-1, 0), -pairs.select(-1, 1)
+    pairs = factor.args[0].meta["val"] if factor.target is aten.view_as_complex.default else aten.view_as_real.default(value)
     return pairs.select(-1, 0), pairs.select(-1, 1)
 
 # %% [markdown]

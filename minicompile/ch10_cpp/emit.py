@@ -201,11 +201,11 @@ def as_bits(g: LinkedKernel, value: Value, args: tuple, half: torch.dtype, moved
 
 # %%
 def by_reciprocals(g: LinkedKernel) -> LinkedKernel:
-    """The graph in which exponentials of what is less than a maximum are multiplied by the reciprocal of their sum."""
+    """The graph in which exponentials of what is less than its own maximum are multiplied by the reciprocal of their sum."""
     def of_softmax(value: Value) -> bool:
         x, total = value.args if value.op == "truediv" and value.dtype == torch.float32 else (value, value)
         return total.op == "reduce" and total.args[:2] == ("sum", x) and x.op == "exp" and x.args[0].op == "sub" and \
-            x.args[0].args[1].op == "reduce" and x.args[0].args[1].args[0] == "max"
+            x.args[0].args[1].op == "reduce" and x.args[0].args[1].args[:2] == ("max", x.args[0].args[0])
 
     def step(new: LinkedKernel, value: Value, args: tuple) -> Value:
         if of_softmax(value):

@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import minicompile
+
 from .pipeline import compile_cpp
 
 aten = torch.ops.aten
@@ -454,6 +456,31 @@ def test_what_depends_on_the_channel_only_is_computed_once_where_channels_are_in
 def test_halves_are_not_converted_for_a_pass_that_needs_what_was_kept():
     source, = agree(lambda x: x.softmax(-1), rand(40, 96).bfloat16())
     assert source.code.count("mc_widen_bf16(") == 2
+
+
+@pytest.mark.parametrize("maximum", [lambda x: x.abs(), lambda x: -x])
+def test_a_sum_of_exponentials_below_another_maximum_may_be_too_small_for_a_reciprocal(maximum):
+    def f(x):
+        e = (x - maximum(x).amax(-1, keepdim=True)).exp()
+        return e / e.sum(-1, keepdim=True)
+    agree(f, torch.full((4, 37), -50.0), rtol=1e-5, atol=0)
+
+
+def powers(z, w):
+    z = torch.view_as_complex(z)
+    for _ in range(24):
+        w = w * w * z
+    return torch.view_as_real(w)
+
+
+@pytest.mark.parametrize("function", [
+    powers, lambda z, w: torch.view_as_real(torch.view_as_complex(z).conj()[:, :3] * w[:, :3]),
+    lambda z, w: torch.view_as_real((torch.view_as_complex(z) * w).conj()[1:] * w[1:].conj()),
+    lambda z, w: torch.view_as_real(torch.view_as_complex(z / 0) * w.real)], ids=["powers", "view", "views", "infinite"])
+def test_products_of_pairs_with_whatever_is_complex(function, monkeypatch):
+    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
+    z, w = rand(5, 4, 2), torch.polar(torch.ones(5, 4), rand(5, 4))
+    torch.testing.assert_close(minicompile.compile(function)(z, w), function(z, w), equal_nan=True)
 
 
 def rotated(x, f):
