@@ -35,7 +35,8 @@ import types
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, FieldSource, InstanceDictSource, ItemSource, Source
 from .descriptors import (
-    bind_attribute, bind_to_class, data_of_class, in_python, is_library_class, no_attribute, part_of_class, written_in_class)
+    bind_attribute, bind_to_class, data_of_class, in_python, is_library_class, is_property, no_attribute, part_of_class,
+    written_in_class)
 from .effects import changed
 from .exceptions import user_error
 from .lookup import MISSING, lookup, python_method
@@ -82,8 +83,11 @@ def class_attribute(tx, obj, name):
     kind = type(found)
     if (written := written_in_class(tx, cls, name)) is not None:
         return written
-    if isinstance(lookup(type(cls), name), (types.GetSetDescriptorType, types.MemberDescriptorType)) and hasattr(cls, name):
+    above = lookup(type(cls), name)
+    if isinstance(above, (types.GetSetDescriptorType, types.MemberDescriptorType)) and hasattr(cls, name):
         return class_fact(tx, obj, name)
+    if is_property(above) or python_method(type(above), "__get__") and python_method(type(above), "__set__"):
+        return bind_attribute(tx, obj, name, above)                 # a data descriptor of the metaclass comes before the class
     if found is MISSING or isinstance(cls, enum.EnumMeta) and (isinstance(found, enum.Enum) or hasattr(kind, "__get__")):
         return metaclass_attribute(tx, obj, name)
     if isinstance(found, (types.FunctionType, staticmethod, classmethod, property, *C_DESCRIPTORS)):
@@ -148,6 +152,8 @@ def constant_attribute(tx, obj, name):
         no_attribute(type(real), name)
     value = getattr(real, name)
     if isinstance(value, types.MethodWrapperType):
+        if isinstance(real, types.FunctionType):
+            guard(tx, part(InstanceDictSource, source), "NO_KEY", name)
         return MethodName(self=obj, name=name)
     if isinstance(value, types.BuiltinFunctionType):
         return wrap(tx, value)

@@ -745,6 +745,33 @@ def limits_of_numpy(x):
 
 
 @pytest.mark.filterwarnings("ignore:To copy construct")
+class Settable:
+    def __get__(self, obj, owner=None):
+        return 7
+
+    def __set__(self, obj, value):
+        raise AttributeError("read only")
+
+
+class Kind(type):
+    size, width = property(lambda cls: 40), Settable()
+
+
+class OfKind(metaclass=Kind):
+    @staticmethod
+    def size():
+        return 3
+
+    @property
+    def width(self):
+        return 5
+
+
+@program
+def what_a_metaclass_defines_comes_before_its_class(x):
+    return x * OfKind.size + OfKind.width, OfKind().size(), OfKind().width
+
+
 @program
 def a_tensor_of_a_tensor(x):
     y = torch.tensor(x, dtype=torch.float64)
@@ -784,3 +811,23 @@ def test_program(function, graphs, make):
         if seed == 0:
             assert len(backend.graphs) <= graphs
     assert len(backend.graphs) >= 1 or graphs == 0
+
+
+def test_a_function_with_a_call_of_its_own():
+    def given(own):
+        def q(x):
+            return x * 2
+        if own:
+            q.__call__ = lambda x: x * 100
+        return q
+
+    fast = minicompile.compile(lambda x, q: q.__call__(x), backend="eager")
+    assert [fast(torch.ones(()), given(own)).item() for own in (False, True, False, True)] == [2, 100, 2, 100]
+
+
+def test_a_warning_of_pytorch_is_not_given_while_compiling():
+    def copied(x):
+        return torch.tensor(x, requires_grad=True) * 2
+    with pytest.warns(UserWarning, match="copy construct") as said:
+        minicompile.compile(copied, backend="aot_eager")(torch.ones(2))
+    assert {w.filename for w in said if "copy construct" in str(w.message)} == {__file__}

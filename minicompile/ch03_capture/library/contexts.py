@@ -162,15 +162,4 @@ HANDLED.update({cls: functools.partial(make_autocast, cls) for cls in (torch.aut
 HANDLED.update(dict.fromkeys((torch.profiler.record_function, torch.autograd.profiler.record_function),
                              lambda tx, *args, **kwargs: call(tx, wrap(tx, contextlib.nullcontext), [])))
 HANDLED[torch.inference_mode] = refused("inference_mode(), whose results are inference tensors")
-
-
-# %% [markdown]
-# `torch.backends.cudnn.flags(enabled=False)`, which models put around `ctc_loss`, sets what only kernels of a GPU ask for. Without one it
-# does nothing; with one the kernels of everything inside depend on it, and the program enters it itself.
-
-# %%
-@handles(torch.backends.cudnn.flags)
-def cudnn_flags(tx, *args, **named):
-    if torch.cuda.is_available():
-        unsupported(tx, "cudnn.flags(), which chooses kernels for all that runs inside")
-    return call(tx, wrap(tx, contextlib.nullcontext), [])
+HANDLED[torch.backends.cudnn.flags] = refused("cudnn.flags(), which chooses kernels for all that runs inside")

@@ -205,6 +205,8 @@ def tensor_of_tensor(tx, tensor, named) -> AbstractValue:
 def tensor_of_numbers(tx, args, fx_kwargs) -> AbstractValue | None:
     """torch.tensor([height, width]), where numbers among the data vary, or are tensors: they are joined, and get the shape of the data."""
     numbers = []
+    if args and type(args[0]) is TensorVal:             # a copy of it, of which PyTorch warns: not while this compiles
+        return None
 
     def noted(value):
         if type(value) in (Const, SymVal, TensorVal):
