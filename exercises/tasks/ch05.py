@@ -386,6 +386,7 @@ CUTS = {
     "exp(sin(x) * cos(x))": lambda x, w, v: torch.exp(torch.sin(x) * torch.cos(x)),
     "gelu(x @ w) @ v": lambda x, w, v: F.gelu(x @ w) @ v, "relu(x @ w).sum()": lambda x, w, v: torch.relu(x @ w).sum(),
     "round(x @ w)": lambda x, w, v: torch.round(x @ w),
+    "round(sin(x))": lambda x, w, v: x.sin().round(),
     "two layers": two_layers,
     "dropout(gelu(x))": lambda x, w, v: F.dropout(F.gelu(x), 0.5), "softmax(x * x)": lambda x, w, v: F.softmax(x * x, -1),
     "layer_norm(sin(x))": lambda x, w, v: F.layer_norm(torch.sin(x), (16,)),
@@ -449,7 +450,8 @@ def cuts(*names):
 
 
 for _points, _name, _cases in (
-        (4, "pointwise chains are recomputed from their inputs", cuts("relu(x + x)", "gelu(sin(x)) * x", "exp(sin(x) * cos(x))")),
+        (4, "pointwise chains are recomputed from their inputs", cuts("relu(x + x)", "gelu(sin(x)) * x", "exp(sin(x) * cos(x))",
+                                                                       "round(sin(x))")),
         (4, "matrix products are not computed twice", cuts("relu(x @ w).sum()", "gelu(x @ w) @ v", "two layers",
                                                                          "round(x @ w)")),
         (3, "random numbers, reductions, and values that are small", cuts("dropout(gelu(x))", "softmax(x * x)", "layer_norm(sin(x))")),
