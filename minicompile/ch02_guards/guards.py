@@ -344,16 +344,19 @@ def at_key(g) -> Source:
     return (ItemSource if isinstance(g.source, InstanceDictSource) else DictGetSource)(g.source, g.expected)
 
 
+def spelled_key(g, const) -> str:
+    """The key in a condition: a string as it is read, all else as a constant."""
+    return repr(g.expected) if isinstance(g.expected, str) else const(g.expected)
+
+
 @guard_kind("NO_KEY", lambda g: f"{g.source} has no key {g.expected!r}", looks=lambda g: [(SAME, at_key(g))])
 def no_key(g, x, const):
-    key = repr(g.expected) if isinstance(g.expected, str) else const(g.expected)
-    return [Condition(f"{key} not in {x}", lambda v: f"{g.source} has a key {g.expected!r} now")]
+    return [Condition(f"{spelled_key(g, const)} not in {x}", lambda v: f"{g.source} has a key {g.expected!r} now")]
 
 
 @guard_kind("HAS_KEY", lambda g: f"{g.source} has a key {g.expected!r}", looks=lambda g: [(SAME, at_key(g))])
 def has_key(g, x, const):
-    key = repr(g.expected) if isinstance(g.expected, str) else const(g.expected)
-    return [Condition(f"{key} in {x}", lambda v: f"{g.source} has no key {g.expected!r} now")]
+    return [Condition(f"{spelled_key(g, const)} in {x}", lambda v: f"{g.source} has no key {g.expected!r} now")]
 
 
 @guard_kind("BASE_NO_KEY", lambda g: f"{g.source} has no key {g.expected!r}")

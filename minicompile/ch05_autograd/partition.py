@@ -186,14 +186,14 @@ def split_nodes(joint: Joint) -> Halves:
     count = joint.results + len(joint.written)
     outputs, gradients = list(output.args[0][:count]), list(output.args[0][count:])
     needed = {n for n in outputs if isinstance(n, fx.Node)}
-    asked = with_ancestors([*needed, *joint.gm.graph.find_nodes(op="call_function", target=aten.copy_.default)])
+    for_outputs = with_ancestors([*needed, *joint.gm.graph.find_nodes(op="call_function", target=aten.copy_.default)])
     in_backward = False
     for node in joint.gm.graph.nodes:
         tangent = "tangent" in node.meta
         if node.op == "output":
             continue
         if tangent or any(a in backward for a in node.all_input_nodes) or (in_backward and is_random(node)) or \
-                node not in asked and is_of_the_engine(node):
+                node not in for_outputs and is_of_the_engine(node):
             backward.add(node)
             in_backward = in_backward or not tangent
         elif node.op == "call_function" and has_effect(node):
@@ -208,7 +208,7 @@ def split_nodes(joint: Joint) -> Halves:
 
 
 def is_of_the_engine(node: fx.Node) -> bool:
-    """A library call that the program has not asked for."""
+    """Is it a library call that the program has not asked for?"""
     return isinstance(node.target, torch._ops.OpOverload) and "asked" not in node.meta and not (is_fusible(node) or has_effect(node))
 
 # %% [markdown]

@@ -198,8 +198,8 @@ def hazard(f: Fuser, a: Group, b: Group, alignment: Alignment) -> str | None:
 
 # %%
 def disjoint(a: Int, b: Int) -> bool:
-    """Do two accesses of equal strides never meet? True for the parts of a `cat`: the distance between them,
-    modulo the largest stride, is more than the inner dimensions can cover."""
+    """Do two accesses of equal strides never meet? True where their distance is no sum of strides, as for the numbers of a pair, and for
+    the parts of a `cat`: there the distance, modulo the largest stride, is more than the inner dimensions can cover."""
     distance = add(a, mul(b, -1))
     if not isinstance(distance, int) or any(s.size is None for s in symbols(a)):
         return False

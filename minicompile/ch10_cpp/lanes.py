@@ -34,8 +34,8 @@ LONGEST_TABLE = 4096
 
 
 def tabulate(e: Emitter, function: Scope, nest: Scope, lane: Symbol, outer: tuple[Symbol, ...]) -> None:
-    """Compute the positions that depend on one variable in `function`, if they are needed again, and name them in `nest`, inside of it;
-    and all else that depends on the lane only."""
+    """Compute the positions that depend on one variable in `function`, if they are needed again, and name them in `nest`, inside of it.
+    So with floats that depend on the lane only and are worth a table, if what depends on more reads them."""
     for variable in (lane, *outer):
         again, size = product(v.size for v in outer if v is not variable), variable.size
         needed = {o for v in e.graph.steps if v.dims != {lane} for o in v.operands if worth_a_table(o)} if variable is lane else ()

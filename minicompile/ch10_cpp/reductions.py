@@ -329,8 +329,8 @@ def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol, stores: bool) -> R
 # including the position of a maximum. Values of the row's phase that the elements need, such as `rsqrt(var +
 # eps)` per column, are computed once per column and kept in an array as well.
 #
-# (They are kept in floats.) What is expensive and needed by two passes is kept for all rows of the block, as with rows, and the
-# block is so narrow that `SCRATCH` bytes hold it.
+# What is expensive and needed by two passes is kept for all rows of the block, as with rows, and the block is so narrow that
+# `SCRATCH` bytes hold it.
 #
 # A sum over the *rows* of a matrix is laid out differently. The memory is contiguous along the columns, so the
 # lanes are columns, and each lane has an accumulator of its own: an array `acc[lane]`, to which every row is
