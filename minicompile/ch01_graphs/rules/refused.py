@@ -13,7 +13,7 @@ import torch
 from ...errors import Unsupported
 from ..corrections import outside
 from ..fake import FakeTensor
-from ..layouts import length_of, present
+from ..layouts import each_has_its_place, length_of, present
 from ..refusals import REFUSALS, check_devices
 from .forms import lies_channels_last
 from .operators import IN_PLACE_VIEWS, SCATTERED, overloads
@@ -142,6 +142,8 @@ def check_scattered(func, x, source, *args, **kwargs) -> None:
         raise Unsupported(f"{func} of a source on another device, which it copies")
     if part.shape != source.shape:
         raise RuntimeError(f"expected a source of size {list(part.shape)}, got {list(source.shape)}")
+    if not each_has_its_place(x) and all(present(step) for size, step in zip(x.shape, x.stride()) if present(size) != 1):
+        raise Unsupported(f"{func} of overlapping windows, which overlap in its result as well")       # repeated elements come apart
     if func is aten.as_strided_scatter.default and any(step == 0 and size > 1 for size, step in zip(part.shape, part.stride())):
         raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a single memory location")
 
