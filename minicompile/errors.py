@@ -1,7 +1,7 @@
 """Exceptions shared by every stage, and those that are none of them.
 
 `Unsupported` and `SkipFrame` are internal: the driver catches them and runs the code eagerly instead.
-`MinicompileError` is for people: one sentence saying what is wrong and one saying what to do about it.
+`MinicompileError` is for people: one sentence saying what is wrong and one saying what to do about it. `OutOfRange` is the program's own.
 """
 
 import _signal  # `signal.getsignal` makes an enum of each handler, which takes a hundred times as long
@@ -63,6 +63,11 @@ class MarkError(StrictError):
 
 class InternalError(StrictError):
     """The compiler itself failed under `fullgraph=True`; the cause is its exception."""
+
+
+class OutOfRange(IndexError, RuntimeError):
+    """A kernel was given an index that is not there. Of eager's operators `x[i]` raises an IndexError for it and `gather` a RuntimeError,
+    and a kernel of several does not know whose index it was: whoever catches the one or the other catches this."""
 
 
 def interrupts(error: BaseException) -> bool:

@@ -413,3 +413,13 @@ def test_an_operator_without_a_derivative_is_excused_where_no_gradient_comes_to_
         shots = compare.execute(code, compiler, words=False)[:2]
         assert shots[1][0].startswith("backward raised derivative for set_")
         assert compare.raised_by_a_node_without_gradients(code, compiler, shots) is excused
+
+
+def test_an_index_that_is_not_there_raises_either_of_two_errors_where_eager_raises_one():
+    text = "import torch\ndef drive(compile_, call):\n    call(compile_(entry), torch.ones(3), torch.tensor([{}]))\n" \
+           "def entry(x, i):\n    x.add_(1)\n    return {} + 1"
+    for index in ("x[i]", "x.gather(0, i)", "x.index_select(0, i)"):
+        assert compare.check(text.format(9, index), "cpp") is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare.minicompile, "compile", lambda f, **kwargs: lambda x, i: f(x, i * 9))
+        assert compare.check(text.format(1, "x.gather(0, i)"), "cpp") is not None

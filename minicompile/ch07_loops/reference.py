@@ -15,6 +15,7 @@ import math
 import torch
 
 from ..ch01_graphs.symbolic import evaluate, symbols
+from ..errors import OutOfRange
 from .ir import Loop, Value, replay
 
 MOST_POINTS = 1 << 22
@@ -61,7 +62,7 @@ class GridHandler:
     def check(self, where, size: int, what: str):
         low, high = (int(where.min()), int(where.max())) if where.numel() else (0, -1)
         if low < 0 or high >= size:
-            raise IndexError(f"{what} runs from {low} to {high}: out of range for {size} elements")
+            raise OutOfRange(f"{what} runs from {low} to {high}: out of range for {size} elements")
 
     def load(self, buffer, index, mask, *, dtype):
         if mask is not None and not bool(mask.any()):

@@ -19,11 +19,25 @@ void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);
 PyThreadState* PyEval_SaveThread();
 void PyEval_RestoreThread(PyThreadState*);
-extern PyObject *PyExc_IndexError, *PyExc_RuntimeError, *PyExc_TypeError;
+PyObject* PyImport_ImportModule(const char*);
+PyObject* PyObject_GetAttrString(PyObject*, const char*);
+extern PyObject *PyExc_RuntimeError, *PyExc_TypeError;
 extern PyObject _Py_NoneStruct;
 }
 typedef void (*mc_kernel)(void**, const int64_t*, mc_problem*);
 static PyObject* mc_data_ptr;  // the method torch.Tensor.data_ptr
+
+static PyObject* mc_out_of_range(mc_problem problem) {
+  PyObject* errors = PyImport_ImportModule("minicompile.errors");
+  PyObject* type = errors ? PyObject_GetAttrString(errors, "OutOfRange") : nullptr;
+  if (type) {
+    PyErr_Format(type, "index %lld is out of bounds for dimension with size %lld", (long long)problem.value,
+                 (long long)problem.size);
+    Py_DecRef(type);
+  }
+  if (errors) Py_DecRef(errors);
+  return nullptr;
+}
 
 static PyObject* mc_launch(mc_kernel kernel, void** pointers, int64_t* numbers, int tensors, int sizes,
                            PyObject* const* args, long n) {
@@ -43,9 +57,7 @@ static PyObject* mc_launch(mc_kernel kernel, void** pointers, int64_t* numbers, 
   PyThreadState* state = PyEval_SaveThread();
   kernel(pointers, numbers, &problem);
   PyEval_RestoreThread(state);
-  if (problem.kind == 1)
-    return PyErr_Format(PyExc_IndexError, "index %lld is out of bounds for dimension with size %lld",
-                        (long long)problem.value, (long long)problem.size);
+  if (problem.kind == 1) return mc_out_of_range(problem);
   if (problem.kind) return PyErr_Format(PyExc_RuntimeError, "ZeroDivisionError");
   Py_IncRef(&_Py_NoneStruct);
   return &_Py_NoneStruct;
