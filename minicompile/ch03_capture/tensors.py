@@ -159,6 +159,10 @@ def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
     node = tx.graph.create_node("call_method" if isinstance(target, str) else "call_function", target, fx_args, fx_kwargs)
     for tensor, field, number in updated:
         setattr(tensor, field, (number, tensor.fake._version))
+    for given, fake in zip((*args, *kwargs.values()), (*fake_args, *fake_kwargs.values())):
+        if fake is result and type(given) is not TensorVal:                     # `_foreach_add_` returns the list that it was given
+            finish_node(tx, node, result)
+            return given
     return wrap_result(tx, node, result)
 
 

@@ -3773,3 +3773,21 @@ def test_how_much_a_deque_can_hold():
     compiled = minicompile.compile(f, backend="eager", fullgraph=True)
     for given in (collections.deque(), collections.deque([1], 2)):
         assert compiled(torch.ones(1), given) == f(torch.ones(1), given)
+
+
+@pytest.mark.parametrize("kind", (list, tuple))
+@pytest.mark.parametrize("backend", ("eager", "aot_eager"))
+def test_operators_on_lists_return_the_list_that_they_wrote_to(kind, backend):
+    def f(tensors):
+        written = torch._foreach_mul_(tensors, 2.0)
+        return written, written is tensors, torch._foreach_exp_(list(written))[1] + 1
+
+    def arguments():
+        return kind([torch.ones(3), torch.arange(3.0)])
+
+    compiled, want = minicompile.compile(f, backend=backend, fullgraph=True), f(arguments())
+    for _ in range(2):
+        tensors = arguments()
+        got = compiled(tensors)
+        assert got[0] is tensors and got[1] is want[1] is True and torch.equal(got[2], want[2])
+        assert all(map(torch.equal, tensors, want[0]))
