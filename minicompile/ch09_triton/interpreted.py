@@ -4,10 +4,11 @@
 # Under `TRITON_INTERPRET=1` Triton runs a kernel in Python, block after block, with NumPy arrays for tiles. It is slow, and
 # it lets the tests of this chapter run anywhere. It has no libdevice, the library of functions such as `erf` for NVIDIA's
 # GPUs, and none of their instructions (`exp2_float`); this stands in, with PyTorch's own functions on the arrays of the tiles.
-# Three more things are not as on a GPU. It
+# Four more things are not as on a GPU. It
 # cuts off the bits that bfloat16 has not, where a GPU rounds to nearest: a NaN can become infinite. It makes numbers of a
-# truth value when it spreads it over a tile. And where a scalar bounds a loop, Triton 3.6 relies on a conversion that NumPy
-# gave up in version 2.4. `repair`, at the end, mends all three.
+# truth value when it spreads it over a tile. Where a scalar bounds a loop, Triton 3.6 relies on a conversion that NumPy
+# gave up in version 2.4. And an atomic addition in Triton 3.6 reads a tile's memory from its first number on, also where a tile that
+# was spread has one number only: it adds whatever lies behind. `repair`, at the end, mends all four.
 
 # %%
 import numpy as np
@@ -74,8 +75,9 @@ def widening(multiply, cast):
 
 
 # %% [markdown]
-# A scalar that is spread over a tile (`tl.full`) keeps its type. And `range(n)` in a kernel asks `n` for its `__index__`, which the
-# interpreter puts on tensors each time that it starts a kernel; ours has to come after it.
+# A scalar that is spread over a tile (`tl.full`) keeps its type. `adding` gives atomic operations tiles that lie in memory whole. And
+# `range(n)` in a kernel asks `n` for its `__index__`, which the interpreter puts on tensors each time that it starts a kernel; ours has
+# to come after it.
 
 # %%
 def splat(self, kind, value):
@@ -93,6 +95,16 @@ def bounding(add_methods):
     return patch
 
 
+def adding(add):
+    """The atomic operation of the interpreter, of which `add` is the original, on tiles that have all their numbers in memory."""
+    from triton.runtime.interpreter import TensorHandle
+
+    def atomic(self, operation, pointers, values, mask, *order):
+        tiles = (TensorHandle(np.ascontiguousarray(t.data), t.dtype) for t in (pointers, values, mask))
+        return add(self, operation, *tiles, *order)
+    return atomic
+
+
 def repair() -> None:
     """All of it, once in a process."""
     from triton.runtime import interpreter
@@ -101,4 +113,5 @@ def repair() -> None:
     if builder.create_splat is not splat:
         builder.cast_impl = rounding(builder.cast_impl)
         builder.create_dot = widening(builder.create_dot, builder.cast_impl)
+        builder.create_atomic_rmw = adding(builder.create_atomic_rmw)
         builder.create_splat, interpreter._patch_lang_tensor = splat, bounding(interpreter._patch_lang_tensor)

@@ -218,6 +218,17 @@ def test_scatter_add_is_atomic():
     torch.testing.assert_close(out, torch.zeros(rows).index_add(0, index, value))
 
 
+def test_a_number_is_added_at_many_places():
+    n, rows = 50, 7
+    i = sym("i0", n)
+    b = Body()
+    b.store("out0", b.indirect(b.load("in0", i.expr, dtype=torch.int64), rows).expr, b.constant(2.0), "atomic_add")
+    k = kernel([b.loop((i,))], [buffer("in0", (n,), torch.int64), buffer("out0", (rows,))], ["in0"], ["out0"], (i,))
+    index, out = torch.randint(0, rows, (n,)), torch.zeros(rows)
+    run(k, index, out)
+    assert torch.equal(out, 2 * index.bincount(minlength=rows))
+
+
 def additions_of_rows(n, rows, columns):
     """out0[in0[i]] += in1[i], atomically, for n rows."""
     i, j = sym("i0", n), sym("i1", columns)
