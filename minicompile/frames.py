@@ -192,8 +192,7 @@ def file_of(function, code) -> str:
 # `on_miss` first looks for reasons to let CPython evaluate the frame: the stance of the moment, that this code was given up, or that
 # nothing may be compiled at this point of the program (`why_not_here`). Otherwise it waits for its turn, since one thread compiles
 # at a time, and takes the version that another thread has made meanwhile, or makes one. If in the end nothing has run, what
-# traces did ahead of the graph is taken back (`undo`). What leaves the compiler as an exception, such as `KeyboardInterrupt`, is raised
-# where the frame begins: behind a graph break that is inside of the program's `with` and `try` blocks.
+# traces did ahead of the graph is taken back (`undo`).
 #
 # A function that has as many versions as it may have (`full`, below) is not compiled again. From then on a miss should at least be cheap:
 # each entry asks first for the guard that has told such calls apart (`ask_first`). A few times that guard is chosen anew (`look_again`),
@@ -230,10 +229,6 @@ def on_miss(state: FrameState, function, *args):
             with without_saved_tensor_hooks() as before.hooks, compiling(before), _lock:
                 state.undo = undo
                 entry = made_meanwhile(state, created, function, args) or new_entry(state, function, args)
-        except BaseException as error:
-            if (call := state.interrupted(function, args, error)) is None:
-                raise
-            return call
         finally:
             before.restore()
         if entry is not None:

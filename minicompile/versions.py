@@ -25,7 +25,6 @@ from .ch01_graphs.graph import eager_callable
 from .ch01_graphs.recipes import RECIPES
 from .ch02_guards import cache as entries, codegen
 from .ch02_guards.identity import full_name, weakly
-from .ch02_guards.sources import LocalSource
 from .ch03_capture import hook
 from .ch03_capture.capture import CaptureOptions
 from .ch03_capture.hook import EVALUATE, EVALUATE_ALL
@@ -36,7 +35,7 @@ from .ch09_triton.launch import start_workers
 from .ch11_runtime.collector import without_collection
 from .config import config
 from .driver import timed
-from .errors import GraphBreakError, InternalError, MarkError, SkipFrame, StrictError, Unsupported, interrupts
+from .errors import GraphBreakError, InternalError, MarkError, MinicompileError, SkipFrame, StrictError, Unsupported, interrupts
 from .stances import Context
 
 
@@ -64,11 +63,6 @@ class FrameState:
         """Tell the hook whom to call, unless all was forgotten meanwhile."""
         if self.is_known():
             hook.set_target(self.code, self.context, target)
-
-    def interrupted(self, function, args, error: BaseException):
-        """What to return instead of raising this before the frame has begun; None to raise it: nobody waits."""
-        point = raise_point(self.code, True)
-        return point and call_of_raise(point, function, args, error)
 
     def is_known(self) -> bool:
         return self.code is not None and hook.record(self.code).get(states, {}).get(self.context) is self
@@ -266,15 +260,10 @@ def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
     add_size_inputs(captured)
     logs.tell("graph", state=state, captured=captured)
     namespace["__graph"] = call_backend(captured, state.context, functools.partial(late_error, state.weak_code, state.context))
-    caught = ""
-    if raise_point(state.code, True) is not None:
-        arguments = "".join(f"{LocalSource(name).text()}, " for name in state.code.co_varnames[:state.code.co_argcount])
-        caught = f"return __caught(__F, ({arguments}__error))"
-        namespace["__caught"] = functools.partial(go_on_in_handlers, torch.is_grad_enabled(), state.context.backend == "eager")
     gm = captured.gm if captured.traceless and not callable(state.context.backend) else None
     namespace["__refused"] = functools.partial(hook.run, None, graph_refused, gm, state.context.backend == "eager",
                                                torch.is_grad_enabled())
-    return watched_call(gm and captured.retreat, caught or "raise")
+    return watched_call(gm and captured.retreat)
 
 
 # %% [markdown]
@@ -289,42 +278,38 @@ def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
 # a resume function that is inside of the blocks that were entered before the break
 # ([`make_raise`](ref:minicompile.ch04_breaks.steps.make_raise)). So is that of a graph that has left traces, if the graph ran operator by
 # operator: a kernel that has raised may have written to an input or not, and a handler would go on with whichever it is. And so is
-# what interrupts the program, as KeyboardInterrupt: its `finally` has to run, and `with` to leave, say, `torch.no_grad()`.
+# what interrupts the program, as KeyboardInterrupt, be it in the graph, in guards or in the compiler: its `finally` has to run, and `with`
+# to leave, say, `torch.no_grad()`. The frame hook sees that a target has raised, and `go_on_in_handlers` answers.
 
 # %%
-def watched_call(retreat: str | None, otherwise: str) -> str:
+def watched_call(retreat: str | None) -> str:
     """retreat: what to return so that the frame is evaluated, if anything. It may put back generators of random numbers, and then also does
-    so before the trial, which is to draw the numbers that the graph drew. otherwise: the statement if it is not. `__refused` also
-    sees to it that gradients are on or off as before: parts of the graph may have changed that."""
+    so before the trial, which is to draw the numbers that the graph drew. `__refused` also sees to it that gradients are on or off as
+    before: parts of the graph may have changed that."""
     refused = f"""if {"" if retreat == "__EVALUATE" else f"{retreat} is __EVALUATE and "}__refused(*__inputs):
         return {retreat}"""
     return f"""try:
     __out = __graph(*__inputs)
-except BaseException as __error:
+except BaseException:
     {refused if retreat else "__refused(*__inputs)"}
-    {otherwise}
+    raise
 """
 
 
-def go_on_in_handlers(grad: bool, eager: bool, function, arguments):
-    """The exception, the last of the arguments, goes to whoever waits for it where the resume function begins."""
-    *args, error = arguments
-    point = raise_point(function.__code__, interrupts(error))
-    if point is None or not (eager or interrupts(error) or raised_by_hook(error)):
-        raise error
-    torch._C._set_grad_enabled(grad)
-    return call_of_raise(point, function, args, error)
+def go_on_in_handlers(function, context: Context, arguments, error: BaseException):
+    """Called by the hook for what has been raised before the resume function `function` has begun: by its graph, in its guards, or by the
+    compiler. Returns the call that raises it in the handlers that wait where that begins; None if nobody waits, or the exception must not
+    be handled."""
+    interrupted, code = interrupts(error) or isinstance(error, MinicompileError), function.__code__
+    if not (interrupted or context.backend == "eager" or raised_by_hook(error)):
+        return None
+    if (point := make_raise(code, interrupted)) is None or any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return None
+    hook.skip_code(point.code)
+    return TailCall((point.function(function.__globals__, *(function.__closure__ or ())), (*arguments, error)))
 
 
-def raise_point(code, interrupted: bool):
-    """The piece that raises an exception where the resume function `code` begins; None if it is none, or nobody waits there."""
-    if (point := make_raise(code, interrupted)) is not None:
-        hook.skip_code(point.code)
-    return point
-
-
-def call_of_raise(point, function, args, error: BaseException) -> TailCall:
-    return TailCall((point.function(function.__globals__, *(function.__closure__ or ())), (*args, error)))
+hook.set_on_error(go_on_in_handlers)
 
 
 @contextlib.contextmanager

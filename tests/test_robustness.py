@@ -280,31 +280,32 @@ def blocks_around_breaks(x, log):
         log.append("finally")
 
 
-@pytest.mark.parametrize("where", ["compile_frame", "call_backend"])
+@pytest.mark.parametrize("where", ["compile_frame", "call_backend", "target_for", "why_not_here", "guards"])
 def test_what_interrupts_the_rest_of_a_function_passes_its_blocks(where, monkeypatch):
-    """Ctrl-C while a piece behind a break is compiled, or runs: `with` is left, and `finally` runs, as in eager."""
+    """Ctrl-C while a piece behind a break is met, compiled, or runs, or in its guards: `with` is left, and `finally` runs, as in eager."""
     class Interrupt(BaseException):
         pass
-    x, ends, module = torch.ones(2, requires_grad=True), set(), frames if where == "compile_frame" else versions
-    original = getattr(module, where)
 
-    def interrupt(*args, **kwargs):
-        made = original(*args, **kwargs) if module is versions else None
-
-        def run(*args):
-            passed.append(where)
-            if len(passed) == moment:
-                raise Interrupt
-            return made(*args)
-        hook.skip_code(run.__code__)
-        if made is not None:
-            return run
+    def strike():
         passed.append(where)
         if len(passed) == moment:
             raise Interrupt
-        return original(*args, **kwargs)
-    monkeypatch.setattr(module, where, interrupt)
-    for moment in range(1, 30):
+
+    def before(original):
+        def run(*args, **kwargs):
+            strike()
+            return original(*args, **kwargs)
+        hook.skip_code(run.__code__)
+        return run
+    hook.skip_code(strike.__code__)
+    x, ends = torch.ones(2, requires_grad=True), set()
+    if where == "guards":
+        monkeypatch.setitem(guards.STATE, "GRAD_MODE", before(torch.is_grad_enabled))
+    elif where == "call_backend":
+        monkeypatch.setattr(versions, where, lambda *args, original=versions.call_backend: before(original(*args)))
+    else:
+        monkeypatch.setattr(frames, where, before(getattr(frames, where)))
+    for moment in range(1, 60):
         minicompile.reset()
         passed, log, compiled = [], [], minicompile.compile(blocks_around_breaks, backend="eager")
         try:

@@ -44,7 +44,7 @@
 #             __inputs = (x, )
 #             try:
 #                 __out = __graph(*__inputs)
-#             except BaseException as __error:
+#             except BaseException:
 #                 if __refused(*__inputs):
 #                     return __EVALUATE
 #                 raise

@@ -81,6 +81,7 @@ static Py_ssize_t extra_index = -1;
 static PyObject *callback = NULL; /* callback(function, code, context) -> target, None (as it is), False (skip) */
 static PyObject *evaluate = NULL, *evaluate_all = NULL; /* the singletons EVALUATE and EVALUATE_ALL */
 static PyObject *missed = NULL;   /* a second one, chosen by Python */
+static PyObject *on_error = NULL; /* on_error(function, context, arguments, exception) -> what to return instead, None: nothing */
 static int regions = 0;           /* threads inside a region; guarded by the GIL */
 static _Thread_local PyObject *region = NULL; /* the current context. It may outlive the call that set it: greenlets of one
                                                * thread take turns in the middle of calls, and all see this variable */
@@ -272,6 +273,38 @@ static PyObject *ask(PyFunctionObject *function, PyCodeObject *code, PyObject *c
     return rule == NULL ? NULL : rule->target;
 }
 
+/* The target of a resume function has raised, or asking for one has: the function itself has not begun. Whoever waits for
+ * the exception where it begins is known to Python. Returns NULL with an exception, or what to return instead. */
+static PyObject *raised(CodeState *state, PyFunctionObject *function, PyCodeObject *code, PyObject *context, PyObject **arguments)
+{
+    if (on_error == NULL || state == NULL || state->record == NULL)
+        return NULL;
+    PyObject *type, *error, *trace, *given = NULL, *answer = NULL, *saved = region;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL)
+        PyException_SetTraceback(error, trace);
+    if (PyDict_GetItemString(state->record, "origin") == NULL)
+        answer = Py_NewRef(Py_None);
+    else if ((given = PyTuple_New(code->co_argcount)) != NULL) {
+        for (Py_ssize_t i = 0; i < code->co_argcount; i++)
+            PyTuple_SET_ITEM(given, i, Py_NewRef(arguments[i]));
+        region = NULL;
+        answer = PyObject_CallFunctionObjArgs(on_error, function, context, given, error, NULL);
+        leave_for(saved);
+        Py_DECREF(given);
+    }
+    if (answer == Py_None) {
+        Py_CLEAR(answer);
+        PyErr_Restore(type, error, trace);
+        return NULL;
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return answer;
+}
+
 /* Who calls a function keeps its arguments until it returns, so a piece of a function could not give up memory with
  * `del x`. `run_piece` lends them to the frame instead, which has references of its own once it is there. */
 typedef struct {
@@ -316,7 +349,7 @@ static PyObject *evaluate_frame(PyThreadState *tstate, struct _PyInterpreterFram
     } else {
         target = ask(function, code, context);
         if (target == NULL && PyErr_Occurred())
-            return leave_frame(tstate, frame, NULL);
+            return leave_frame(tstate, frame, raised(state, function, code, context, frame->localsplus));
     }
     if (target == NULL)
         return evaluate_plain(tstate, frame, 0);
@@ -324,6 +357,8 @@ static PyObject *evaluate_frame(PyThreadState *tstate, struct _PyInterpreterFram
     PYTHON_DEPTH_LEFT(tstate) += ours;
     PyObject *result = call_target(target, function, code, frame->localsplus);
     PYTHON_DEPTH_LEFT(tstate) -= ours;
+    if (result == NULL)
+        result = raised(state_of((PyObject *)code, 0), function, code, context, frame->localsplus);
     if (result == evaluate || (result == missed && result != NULL)) {
         Py_DECREF(result);
         return evaluate_plain(tstate, frame, 0);
@@ -420,6 +455,14 @@ static PyObject *set_missed(PyObject *self, PyObject *object)
     Py_RETURN_NONE;
 }
 
+static PyObject *set_on_error(PyObject *self, PyObject *function)
+{
+    PyObject *old = on_error;
+    on_error = Py_NewRef(function);
+    Py_XDECREF(old);
+    Py_RETURN_NONE;
+}
+
 static PyObject *set_target(PyObject *self, PyObject *args)
 {
     PyObject *code, *context, *target;
@@ -498,6 +541,7 @@ static PyMethodDef methods[] = {
     {"get_region", get_region, METH_NOARGS, "This thread's context, or None."},
     {"set_callback", set_callback, METH_O, "callback(function, code, context) -> target, None or False."},
     {"set_missed", set_missed, METH_O, "A second object that, returned by a target, means EVALUATE."},
+    {"set_on_error", set_on_error, METH_O, "on_error(function, context, arguments, exception) of a piece that has not begun."},
     {"set_target", set_target, METH_VARARGS, "set_target(code, context, target or None)"},
     {"skip_code", skip_code, METH_O, "Evaluate frames of this code as they are, always."},
     {"forget_code", forget_code, METH_O, "Forget all that is known about a code object."},

@@ -148,6 +148,13 @@ def set_callback(callback, missed=None) -> None:
     _c.set_missed(missed)
 
 
+def set_on_error(function) -> None:
+    """function(resume function, context, arguments, exception) -> the result, or None: asked for one that has not begun when this was
+    raised. In Python, no resume function has a target."""
+    if hasattr(_c, "set_on_error"):
+        _c.set_on_error(function)
+
+
 def forget_all() -> None:
     """Forget all targets, and what was computed."""
     for reference in list(_known.values()):

@@ -447,7 +447,7 @@ def write_exits(w: Walk) -> list[ResumePoint]:
 # of piece: the state of the resume function, the exception on top of the stack, an instruction that raises it, and behind that the
 # original with its handlers.
 #
-# What interrupts the program, such as `KeyboardInterrupt`, comes while a graph runs or while the compiler is at work for it. In eager it
+# What interrupts the program, such as `KeyboardInterrupt`, comes while guards or a graph run, or while the compiler is at work. In eager it
 # would have come to the line of the break. The last line of a block has its handlers, and what follows has not: there the block is being
 # left, and the `__exit__` of a `with` is called. So then (`interrupted`) the handlers of the instruction before count if they are further
 # inside, and what they need is still on the stack.
