@@ -38,7 +38,7 @@ from .ch05_autograd.output_plan import computes
 from .ch05_autograd.runtime import compile_training
 from .ch06_decompositions.decompose import decompose
 from .ch07_loops.lower import lower
-from .ch07_loops.verify import verify
+from .ch07_loops.verify import verify, verify_devices
 from .ch08_fusion.fuse import fuse
 from .ch08_fusion.groups import FusionOptions
 from .ch08_fusion.kernel import Kernel
@@ -100,6 +100,7 @@ def compile_aten(gm: fx.GraphModule, *, rung: str, is_backward: bool = False, re
     try:
         with timed("lower"):
             program = lower(gm)
+            verify_devices(program)
         with timed("fuse"):
             schedule = fuse(program, FusionOptions(mixed_lists=rung != "triton"))
         if config.check_passes:

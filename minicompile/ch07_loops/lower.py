@@ -251,6 +251,8 @@ def lower_constant(g: Lowering, gm: fx.GraphModule, node: fx.Node):
 # dtype is one that loops cannot hold, the operator becomes a call of PyTorch's own kernel, and its operands
 # are stored first. A write into an input that can go straight to its memory has been found before, by
 # [](ref:minicompile.ch07_loops.updates.in_place_updates). It keeps its operands apart from what it writes.
+# A loop can read only the memory of its own device, so what eager lets an operator take from another, a number or some positions, is
+# brought over before a rule sees it ([](ref:minicompile.ch07_loops.pointwise.on_device)).
 #
 # `check_result` compares each result with the fake that the recording has made. Sizes and dtypes must
 # agree. Then the question of [](ref:minicompile.ch07_loops.lazy.settle) is asked: is this value to be put into memory now?
@@ -277,6 +279,8 @@ def lower_node(g: Lowering, node: fx.Node):
     elif node in g.in_place:
         args = args[0], *map_args(lambda x: apart(g, x, args[0]), args[1:])
     if rule is not None and node not in g.refusals and (node.target in VIEWS or all_supported(node)):
+        if isinstance(val, torch.Tensor) and node.target is not aten._to_copy.default:
+            args = map_args(lambda x: pointwise.on_device(g, x, val.device), args)
         out = rule(g, *args, **kwargs)
     if out is NotImplemented:
         out = externs.call_extern(g, node.target)

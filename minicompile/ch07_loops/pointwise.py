@@ -62,7 +62,7 @@ def by_value(g: Lowering, x: Lazy, device) -> Lazy:
 # eager rounds a number to the dtype of a half tensor before it computes (except in products and quotients), on a GPU it does not
 # (except where it compares). For a known number that can be done now; for an unknown one the rounding is a value of the body (`Rounded`).
 #
-# `pointwise` ties the rules together: move what lies on another device, decide what is too dear to be
+# `pointwise` ties the rules together: decide what is too dear to be
 # computed for each element that it is broadcast to (`hoist`), and make the lazy tensor whose function reads
 # all operands and calls `fn`.
 
@@ -120,7 +120,7 @@ def pointwise(g: Lowering, fn, *operands, dtype: torch.dtype | None = None, heav
     dtype = dtype or val.dtype
     operands = [argument(g, x) for x in operands]
     exact = exact or val.device.type != "cpu"
-    operands = [on_device(g, x, val.device) if isinstance(x, Lazy) or exact else number(x, dtype) for x in operands]
+    operands = [x if isinstance(x, Lazy) or exact else number(x, dtype) for x in operands]
     elements = product(sizes_of(val))
     for x in operands:
         hoist(g, x, elements)

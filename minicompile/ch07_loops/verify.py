@@ -30,6 +30,9 @@
 #
 #     loop1, load2: buf0 is not written yet
 #
+# `verify_devices` is run in every program, debug mode or not: a kernel that follows an address of another device's memory ends the
+# process. Only a number on the CPU may be read by the loops of a GPU, since the host reads it for them.
+#
 # Whoever adds an operation to the IR adds it to `SCALAR` (`reference.py`), which says what it computes, and it is known here. One that
 # is more than a function of its operands is named in `STRUCTURAL`.
 
@@ -61,8 +64,19 @@ def verify(program: Program) -> None:
             alias = program.buffers[name].alias_of
             assert alias is None or alias in written, f"{node.name} updates {alias} before that is written"
             written.add(name)
+    verify_devices(program)
     for output in program.outputs:
         assert not isinstance(output, View) or output.buffer in written, f"output {output} is never written"
+
+
+def verify_devices(program: Program) -> None:
+    """Raise AssertionError if a loop reads what lies on another device than its results, and is no number on the CPU."""
+    sizes = {*program.symbols.values(), *program.numbers}
+    for loop in program.nodes:
+        for load in loop.loads if isinstance(loop, Loop) else ():
+            own, there = program.buffers[loop.outputs[0]].device, program.buffers[load.buffer].device
+            number = there.type == "cpu" and load.dtype.is_floating_point and symbols(load.index) <= sizes
+            assert there == own or number, f"{loop.name} runs on {own} and reads {load.buffer} on {there}"
 
 
 def verify_loop(loop: Loop, buffers: dict[str, Buffer], written: set, sizes: set) -> None:

@@ -668,3 +668,26 @@ def test_scatters_on_a_gpu_are_the_librarys_under_deterministic_algorithms(devic
         assert len(externs(lower(decompose(trace(scatters, fakes))))) == (4 if device == "cuda" else 0)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def on(device, dtype, *size):
+    return FakeTensor(torch.empty(size, dtype=dtype, device="meta"), torch.device(device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+@pytest.mark.parametrize("here, there", [("cpu", "cuda:0"), ("cuda:0", "cpu")])
+@pytest.mark.parametrize("fn", [
+    lambda x, i, v: aten.index_put(x, [i], v), lambda x, i, v: aten.index_put(x, [i.to("cpu") if x.is_cpu else i], v, True),
+    lambda x, i, v: aten.index_fill(x, 0, x.new_zeros(2, dtype=torch.int64), v), lambda x, i, v: aten.fill(x, v) if x.is_cpu else x + v,
+    lambda x, i, v: torch.where(v > 0, x, v) if v.is_cpu else x + 1,
+], ids=["index_put", "accumulate", "index_fill", "fill", "where"])
+def test_loops_read_the_memory_of_their_own_device(fn, here, there, dtype):
+    operands = on(here, dtype, 4, 3), on(there, torch.int64, 2), on(there, dtype)
+    recorder = Recorder()
+    for name, x in zip("xiv", operands):
+        recorder.placeholder(name, x)
+    with torch.no_grad(), recorder:
+        outputs = [fn(*operands)]
+    program = lower(decompose(recorder.finish(outputs)))
+    verify(program)
+    assert torch.device(here) in [program.buffers[loop.outputs[0]].device for loop in loops(program)]

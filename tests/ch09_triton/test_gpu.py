@@ -216,6 +216,18 @@ def test_gather_scatter_embedding():
     check(lambda t, i: torch.zeros(50, 128, device="cuda", dtype=BF16).index_add(0, i, t[i].to(BF16)), table, index, rtol=5e-2, atol=1e-1)
 
 
+@pytest.mark.parametrize("here, there", [("cuda", "cpu"), ("cpu", "cuda")])
+def test_numbers_and_positions_of_another_device(here, there):
+    def put(x, i, v):
+        x = x * 2
+        x[i] = v.to(x.dtype)
+        return x.index_fill(0, i.to(x.device) + 1, v.to(x.dtype)).index_put([i], v.to(x.dtype), accumulate=True)
+
+    for dtype in (torch.float32, torch.int64):
+        x, i, v = torch.arange(24, dtype=dtype, device=here).view(8, 3), torch.tensor([0, 3], device=there), torch.tensor(7, device=there)
+        assert torch.equal(minicompile.compile(put, fullgraph=True)(x, i, v), put(x, i, v))
+
+
 def test_rows_that_go_to_one_place_are_added_up_in_the_tile():
     index = torch.randint(0, 50, (16384,), device="cuda")
     index[3000:] = 7

@@ -375,7 +375,7 @@ formulas({
 @decomposition("fill.Scalar", "fill.Tensor", complex=True)
 def fill(x, value):
     if isinstance(value, torch.Tensor):
-        return torch.where(torch.ones_like(x, dtype=torch.bool), value.to(x.dtype), x)
+        return torch.where(torch.ones_like(x, dtype=torch.bool), value.to(device=x.device, dtype=x.dtype), x)
     return torch.full_like(x, value)
 
 

@@ -11,10 +11,9 @@ import torch
 
 from ...ch01_graphs.symbolic import as_expr, floordiv
 from ..builder import Builder, compute_dtype
-from ..externs import move
 from ..ir import Layout
-from ..lazy import Lazy, Lowering, dense_strides, footprint, from_buffer, make_lazy, new_buffer, product, sizes_of, store_into, strides_of
-from ..pointwise import broadcast_index, cast, element, on_device
+from ..lazy import Lazy, dense_strides, footprint, from_buffer, make_lazy, new_buffer, product, sizes_of, store_into, strides_of
+from ..pointwise import broadcast_index, cast, element
 from ..table import lowering
 from .views import clamp_start, wrapped
 
@@ -80,20 +79,16 @@ def indexed_position(b: Builder, x: Lazy, indices, index, plan) -> tuple:
                  if d in dims else rest.pop(0) for d in range(len(x.size)))
 
 
-def integer_indices(g: Lowering, indices):
-    """The indices, on one device, or None if one is a mask (those have a data-dependent size)."""
-    device = g.node.args[0].meta["val"].device
-    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
-        return None
-    if any(i is not None and i.device != device and i.size for i in indices):
-        return [i if i is None or i.device == device else move(g, i, device) for i in indices]
-    return [i if i is None else on_device(g, i, device) for i in indices]
+def are_positions(indices) -> bool:
+    """Is there an index, and none of them a mask? Of what a mask reads, the size depends on data."""
+    given = [i for i in indices if i is not None]
+    return bool(given) and all(i.dtype not in (torch.bool, torch.uint8) for i in given)
+
 
 
 @lowering("index.Tensor", reindex=True)
 def index_tensor(g, x, indices):
-    indices = integer_indices(g, indices)
-    if indices is None or all(i is None for i in indices) or 0 in x.size:
+    if not are_positions(indices) or 0 in x.size:
         return NotImplemented
     plan = index_plan(indices)
 

@@ -130,8 +130,8 @@ lowering("signbit")(lambda g, x: pointwise(g, lambda b, v: b.op("signbit", v), x
 
 @lowering("where.self")
 def where(g, condition, x, y):
-    dtype, device = g.val.dtype, g.val.device
-    condition, x, y = (argument(g, on_device(g, v, device)) for v in (condition, x, y))
+    dtype = g.val.dtype
+    condition, x, y = (argument(g, v) for v in (condition, x, y))
 
     def inner(b, index):
         test = b.read(condition, broadcast_index(condition, index))

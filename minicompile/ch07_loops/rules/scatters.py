@@ -20,7 +20,7 @@ import torch
 from ...ch01_graphs.symbolic import present, product
 from ..builder import HALF, Builder
 from ..ir import Layout, root_of
-from .indexing import index_plan, indexed_position, integer_indices
+from .indexing import are_positions, index_plan, indexed_position
 from ..lazy import (Lazy, Lowering, alias, as_view, copy_to_buffer, dense_strides, emit_loop, footprint, from_buffer, linear,
                    make_vars, new_buffer, sizes_of, store_into, strides_of)
 from ..pointwise import broadcast_index, cast
@@ -56,8 +56,7 @@ def scatter_into(g: Lowering, x: Lazy, space, position, value, readers, mode: st
 
 @lowering("index_put", loops=True)
 def index_put(g, x, indices, values, accumulate=False):
-    indices = integer_indices(g, indices)
-    if indices is None or all(i is None for i in indices) or 0 in x.size:
+    if not are_positions(indices) or 0 in x.size:
         return NotImplemented
     if g.val.dtype is torch.bool and accumulate:
         return NotImplemented
