@@ -29,7 +29,7 @@ from .exceptions import INTERPRETING, user_error, user_errors
 from .iterate import length, unpack
 from .keys import entries
 from .lookup import MISSING, captures, lookup
-from .operations import GRAPH_KINDS, ask, fold, raise_as_python
+from .operations import GRAPH_KINDS, answers_itself, ask, fold, raise_as_python
 from .protocol import as_dict, special
 from .tensors import emit
 from .tracer import Tracer, call, location, unsupported
@@ -207,7 +207,8 @@ def compare(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue) -> Abst
         return compare_plain(tx, symbol, function, a, b)
     candidates, (left, right) = [(a, f"__{COMPARE[symbol]}__", b)], (a.cls, b.cls)
     derived = right is not left and issubclass(right, left)              # then the right one is asked first
-    candidates.insert(0 if derived else 1, (b, f"__{COMPARE[MIRROR[symbol]]}__", a))
+    if not answers_itself(a, f"__{COMPARE[symbol]}__", right):
+        candidates.insert(0 if derived else 1, (b, f"__{COMPARE[MIRROR[symbol]]}__", a))
     result = ask(tx, candidates, own_comparison)
     if result is not None:
         return result

@@ -195,15 +195,17 @@ def of_symbols(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inpl
 
 # %% [markdown]
 # `candidates` is the order in which Python asks the methods. A subclass with a reflected method of its own is asked
-# before its base. If none answers, a list may be multiplied by an object that counts as an integer, and an operator on what is constant
-# as a whole is Python's (`fold`). So is the error, if there is to be one.
+# before its base. A number of a builtin class, or a tensor, on the left takes whatever is a number (`answers_itself`): in `2.0 * n`
+# nobody asks the `__rmul__` that the class of `n`, derived from `int`, may have. If none answers, a list may be multiplied by an
+# object that counts as an integer, and an operator on what is constant as a whole is Python's (`fold`). So is the error, if there
+# is to be one.
 
 # %%
 def by_methods(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace: bool) -> AbstractValue:
     """`binary` where an operand is neither a number nor a tensor."""
     name, (left, right) = BINARY[symbol], (a.cls, b.cls)
     candidates = [(a, f"__{name}__", b)]
-    if left is not right:
+    if left is not right and not answers_itself(a, f"__{name}__", right):
         own = issubclass(right, left) and python_method(right, f"__r{name}__") not in (
             None, lookup(left, f"__r{name}__"))
         candidates.insert(0 if own else 1, (b, f"__r{name}__", a))
@@ -222,6 +224,16 @@ def by_methods(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inpl
     if type(a) is not TensorVal and type(b) is not TensorVal:
         raise_as_python(tx, function, name, a, b)
     unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
+
+
+def answers_itself(a: AbstractValue, method: str, right: type) -> bool:
+    """Whether the operator of `a`, which is written in C, takes operands of the class `right`, not derived from that of `a`."""
+    base, left = next((n for n in (int, float, complex) if issubclass(right, n)), None), a.cls
+    if issubclass(right, left):
+        return False
+    if left in (bool, int, float, complex):
+        return base is not None and hasattr(left, method) and getattr(left(1), method)(base(1)) is not NotImplemented
+    return type(a) is TensorVal and base is not None or left is bytes and method == "__mod__"
 
 
 def of_lists(tx, symbol: str, name: str, a, b, inplace: bool) -> AbstractValue | None:

@@ -158,6 +158,31 @@ def derived_operands_are_asked_first(x):
         said, a.asked, b.asked
 
 
+class Count(int):
+    def __radd__(self, other):
+        return "Count.radd"
+
+    def __gt__(self, other):
+        return "Count.gt"
+
+    __rmul__ = __rmatmul__ = __radd__
+
+
+THREE = Count(3)
+
+
+@program(breaks=True)
+def numbers_on_the_left_take_numbers(x):
+    n = THREE
+    return x + 1, 2 + n, 2.0 + n, 2j * n, True + n, True < n, 2.0 < n, 2 < n, outcome_of(lambda: b"a" % n)
+
+
+@program(breaks=True)
+def tensors_on_the_left_take_numbers(x):
+    n = THREE
+    return x + n, x * n, x < n, x @ n, x + 2.0 * n
+
+
 class Pair(collections.namedtuple("Pair", "x y")):
     __slots__ = ()
 

@@ -690,7 +690,23 @@ def ceil_div(a, b):
 def rows_of(t, part=2):
     n, m = t.shape
     return t[:max(1, n // part)], ceil_div(n * m, part)
+
+class Count(int):
+    def __radd__(self, other):
+        return 'radd'
+    __rmul__ = __rpow__ = __gt__ = __eq__ = __radd__
+    __hash__ = int.__hash__
+
+class Share(float):
+    def __rsub__(self, other):
+        return 'rsub'
+    __rtruediv__ = __rmod__ = __lt__ = __rsub__
 """, """
+@1:s = f'{~2 + Count(~3)} {$f * Count(~2)} {True ** Count($i % 4)} {$i - Share(~2)} {2j / Share(~3)} {1.5 < Count(~1)} {2 == Count(2)}'
+---
+@1 = $T * Count(~3) if $i % 2 else $T - Share(~3)
+@2:s = type(@1).__name__
+---
 @1:i = (BIG + $i) % 1009
 ---
 @1:i = (($i << 66) | 5) >> 64
