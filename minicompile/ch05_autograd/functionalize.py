@@ -46,7 +46,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..ch01_graphs.fake import FakeTensor, storage_key
+from ..ch01_graphs.fake import FakeTensor, is_lazy, storage_key
 from ..ch01_graphs.graph import copy_provenance, graph_module, map_args
 from ..ch01_graphs.layouts import each_has_its_place, inside, inverse, is_dense, is_window, memory_order, overlap, same_layout
 from ..ch01_graphs.operators import leaves
@@ -278,6 +278,8 @@ def visit_mutation(f: Functionalizer, node: fx.Node):
         results = [read_args(f, node.args[1])]
         if not isinstance(results[0], fx.Node):
             raise Unsupported("copy_ from something that is not a tensor")
+        if is_lazy(results[0].meta["val"].meta):            # memory holds numbers, not a conjugation to come
+            results = [append_call(f, aten.clone.default, tuple(results))]
     elif op is aten.bernoulli_.float:
         results = [draw_in_memory_order(f, bound)]
     elif torch.Tag.nondeterministic_seeded in op.tags and not is_dense(f.env[node.args[0]].fake):

@@ -302,3 +302,12 @@ def test_an_operator_that_asks_for_rows_gets_what_was_written_row_by_row():
     numbers = torch.randn(7, 4)
     for backend in ("aot_eager", "cpp"):
         torch.testing.assert_close(minicompile.compile(f, backend=backend)(numbers.clone()[..., ::2]), f(numbers.clone()[..., ::2]))
+
+
+@pytest.mark.parametrize("lazy", [torch.conj, torch.Tensor.conj_physical, lambda z: torch.complex(z.real, torch._neg_view(z.imag))])
+def test_a_conjugate_is_computed_when_it_is_copied(lazy):
+    def conjugated(z):
+        pairs = torch.view_as_real(z)
+        z.copy_(lazy(z))
+        return pairs * 1, pairs[..., 1].view(torch.int32) * 1
+    agree(conjugated, torch.randn(3, dtype=torch.complex64))
