@@ -28,7 +28,7 @@ from .ch02_guards.identity import strongly
 from .ch02_guards.sources import ModuleAttrSource
 from .ch02_guards.torch_guards import present_strides
 from .ch03_capture import hook
-from .ch03_capture.inputs import FROM_ZERO, stride_source
+from .ch03_capture.inputs import FROM_ZERO, TENSOR_TYPES, stride_source
 from .ch03_capture.values import NUMBERS
 from .config import config
 from .versions import FrameState, model_of
@@ -96,8 +96,8 @@ def learn_dynamic(state: FrameState, guard, function, args, entry) -> None:
         return                         # they change size when the model changes: another program
     expected = guard.expected
     value = codegen.read_source(guard.source, state.code, function, args, entry.constants)
-    is_tensor = guard.kind == "TENSOR_MATCH" and isinstance(value, torch.Tensor)
-    if is_tensor and value.dim() == len(expected.shape):
+    has_sizes = guard.kind == "TENSOR_MATCH" and type(value) in TENSOR_TYPES and not value.is_nested and value.layout is torch.strided
+    if has_sizes and value.dim() == len(expected.shape):
         dims = {d for d, (old, new) in enumerate(zip(expected.shape, value.shape))
                 if old != new and new > 1 and (d in expected.dynamic_dims or old > 1)}
         if dims:

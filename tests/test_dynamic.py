@@ -832,3 +832,12 @@ def test_bags_of_varying_sizes(mode):
     table = torch.randn(30, 4)
     calls = [(torch.randint(0, 30, (n,)), torch.arange(bags)) for n, bags in ((5, 3), (6, 4), (8, 5), (9, 6), (7, 3))]
     agree(lambda indices, offsets: F.embedding_bag(indices, table, offsets, mode=mode), calls)
+
+
+def test_nothing_is_learned_from_tensors_without_sizes(monkeypatch):
+    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
+    f = minicompile.compile(lambda x: x * 2, backend="eager")
+    plain, nested = torch.ones(2, 3), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    for x in (plain, nested, plain.to_sparse_csr(), plain, nested):
+        for got, expected in zip(*([t.to_dense() for t in y.unbind()] if y.is_nested else [y.to_dense()] for y in (f(x), x * 2))):
+            assert torch.equal(got, expected)
