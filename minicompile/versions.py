@@ -276,16 +276,16 @@ def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
 # What a saved-tensor hook of the program raises is another matter: the graph has run, and the exception is a message to
 # whoever set the hook. Checkpointing stops its second forward pass in this way. Such an exception is raised where the frame begins. For
 # a resume function that is inside of the blocks that were entered before the break
-# ([`make_raise`](ref:minicompile.ch04_breaks.steps.make_raise)). So is that of a graph that has left traces, if the graph ran operator by
-# operator: a kernel that has raised may have written to an input or not, and a handler would go on with whichever it is. And so is
-# what interrupts the program, as KeyboardInterrupt, be it in the graph, in guards or in the compiler: its `finally` has to run, and `with`
-# to leave, say, `torch.no_grad()`. The frame hook sees that a target has raised, and `go_on_in_handlers` answers.
+# ([`make_raise`](ref:minicompile.ch04_breaks.steps.make_raise)). So is that of a graph that has left traces. (A kernel that has raised may
+# have written to an input or not, and a handler goes on with whichever it is; but a lock has to be given back.) And so is what interrupts
+# the program, as KeyboardInterrupt, be it in the graph, in guards or in the compiler: its `finally` has to run, and `with` to leave, say,
+# `torch.no_grad()`. The frame hook sees that a target has raised, and `go_on_in_handlers` answers.
 
 # %%
 def watched_call(retreat: str | None) -> str:
     """retreat: what to return so that the frame is evaluated, if anything. It may put back generators of random numbers, and then also does
-    so before the trial, which is to draw the numbers that the graph drew. `__refused` also sees to it that gradients are on or off as
-    before: parts of the graph may have changed that."""
+    so before the trial, which is to draw the numbers that the graph drew. `__refused` also sees to it that gradients and autocast are on
+    or off as before: parts of the graph may have changed that."""
     refused = f"""if {"" if retreat == "__EVALUATE" else f"{retreat} is __EVALUATE and "}__refused(*__inputs):
         return {retreat}"""
     return f"""try:
@@ -298,11 +298,8 @@ except BaseException:
 
 def go_on_in_handlers(function, context: Context, arguments, error: BaseException):
     """Called by the hook for what has been raised before the resume function `function` has begun: by its graph, in its guards, or by the
-    compiler. Returns the call that raises it in the handlers that wait where that begins; None if nobody waits, or the exception must not
-    be handled."""
+    compiler. Returns the call that raises it in the handlers that wait where that begins; None if nobody waits."""
     interrupted, code = interrupts(error) or isinstance(error, MinicompileError), function.__code__
-    if not (interrupted or context.backend == "eager" or raised_by_hook(error)):
-        return None
     if (point := make_raise(code, interrupted)) is None or any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__)):
         return None
     hook.skip_code(point.code)
@@ -334,10 +331,20 @@ def raised_by_hook(error) -> bool:
     return code is not None and any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
+def leave_modes(grad: bool, error: BaseException) -> None:
+    """Undo what a captured graph that has raised has switched on or off: gradients, and each `torch.autocast` that one of its variables
+    still holds."""
+    torch._C._set_grad_enabled(grad)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename.startswith("<eval_with_key")]
+    held = frames[0].f_locals.values() if frames else ()
+    for entered in [value for value in held if isinstance(value, torch.autocast)][::-1]:
+        entered.__exit__(None, None, None)
+
+
 def graph_refused(gm, eager: bool, grad: bool, *inputs) -> bool:
     """Whether the frame is to be evaluated after its graph has raised. gm: the captured graph, or None if it
     leaves traces. eager: whether it was this graph that ran. grad: the grad mode when it began."""
-    torch._C._set_grad_enabled(grad)
+    leave_modes(grad, sys.exception())
     if gm is None or interrupts(sys.exception()) or raised_by_hook(sys.exception()):
         return False
     if eager:
@@ -345,7 +352,8 @@ def graph_refused(gm, eager: bool, grad: bool, *inputs) -> bool:
     try:
         with without_saved_tensor_hooks():
             eager_callable(gm)(*inputs)
-    except Exception:
+    except Exception as error:
+        leave_modes(grad, error)
         return True
     finally:
         torch._C._set_grad_enabled(grad)

@@ -9,6 +9,7 @@ import logging
 import os
 import pathlib
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -987,6 +988,67 @@ def test_an_exception_of_a_kernel_is_raised_where_eager_raises_it(backend):
     with pytest.raises(IndexError):
         compiled(table, torch.tensor([5]))
     assert log[3:] == ["before", True] and torch.is_grad_enabled()
+
+
+@pytest.fixture(scope="module")
+def refusing():
+    """An operator of the program's, which raises where its argument is negative."""
+    def refuse(x):
+        if (x < 0).any():
+            raise LookupError("negative")
+        return x + 1
+    library = torch.library.Library("test_robustness", "DEF")
+    library.define("refuse(Tensor x) -> Tensor")
+    library.impl("refuse", refuse, "CompositeExplicitAutograd")
+    library.impl("refuse", torch.empty_like, "Meta")
+    yield torch.ops.test_robustness.refuse
+    library._destroy()
+
+
+REFUSALS = {
+    "operator": "x = refuse(x)",
+    "index": "x = x + table[x.long().clamp(max=0) * 9 + 2]",
+    "autocast": "with torch.autocast('cpu', torch.bfloat16):\n    x = x + table[x.long().clamp(max=0) * 9 + 2]",
+    "random": "x = x + torch.rand(2) * 0\nx = refuse(x)",
+    "write": "written.add_(1)\nx = refuse(x)"}
+AROUND = {
+    "inside": "with Entered(log):\n    BREAK\n    RAISE",
+    "behind": "with Entered(log), torch.no_grad():\n    BREAK\nlog.append('left')\nRAISE",
+    "handled": "try:\n    with Entered(log):\n        BREAK\n        RAISE\nexcept LookupError:\n    log.append('handled')",
+    "not handled": "try:\n    BREAK\nexcept LookupError:\n    return x * 0\nRAISE",
+    "finally": "try:\n    BREAK\nfinally:\n    log.append('finally')\nlog.append('left')\nRAISE",
+    "no break": "with Entered(log), torch.no_grad():\n    log.append('in')\n    RAISE"}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("what", REFUSALS)
+def test_what_a_graph_raises_passes_the_blocks_as_in_eager(what, around, backend, refusing):
+    """Exactly, where the graph leaves no trace. Otherwise every block that was entered is left, and nobody else has the exception."""
+    text = AROUND[around].replace("BREAK", "print(end='')")
+    indent = re.search("( *)RAISE", text)[1]
+    text = text.replace("RAISE", REFUSALS[what].replace("\n", "\n" + indent))
+    log, written = [], torch.zeros(2)
+    names = {"torch": torch, "Entered": Entered, "log": log, "refuse": refusing, "table": torch.ones(3), "written": written}
+    exec("def f(x):\n" + textwrap.indent(text, "    ") + "\n    log.append('end')\n    return x * 2", names)
+
+    def outcome(function, x):
+        log.clear()
+        try:
+            result = function(x).tolist()
+        except LookupError:
+            result = "raised"
+        assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+        return result, log[:]
+    compiled = minicompile.compile(names["f"], backend=backend)
+    for x in (torch.ones(2), -torch.ones(2), torch.ones(2), -torch.ones(2)):
+        result, events = outcome(compiled, x)
+        expected, in_eager = outcome(names["f"], x)
+        assert result == expected
+        if what in ("random", "write") and x[0] < 0:
+            assert events.count("enter") == sum(event.startswith("exit") for event in events)
+        else:
+            assert events == in_eager
 
 
 def test_a_faulty_kernel_is_not_hidden(monkeypatch):

@@ -50,7 +50,7 @@ from .interpreter import Frame, StopTrace, has_cleanup, run_instructions
 from .library import (  # noqa: F401
     builtins_, classes, containers, control_flow, fields, items, iterators, modules, regions, standard, tensor_attributes,
     torch_functions)
-from .library.contexts import close_all, enter_autocast, exit_autocast, set_grad
+from .library.contexts import close_all, set_grad
 from .library.graph_functions import OVERLOADS
 from .lookup import MISSING, captures
 from .tensors import replaced_operator
@@ -351,7 +351,7 @@ def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
     return Captured(gm, [node.meta["source"] for node in inputs], list(inputs.values()), tx.guards,
                     "\n".join(lines),
                     tuple(held(real) for _, real in tx.objects.constants.values()), list(breaks), functools.partial(close_guards, tx),
-                    tuple(written), traceless, tuple(ep.weak), tx.symbols.sources, before, retreat)
+                    tuple(written), traceless or leaves_no_trace(tx, calls=True), tuple(ep.weak), tx.symbols.sources, before, retreat)
 
 
 # %%
@@ -462,22 +462,27 @@ def on_cpu(graph) -> bool:
 # %% [markdown]
 # A frame can be evaluated from its beginning after a part of its graph has run, if that part left no trace: it wrote to
 # no input, and called nothing of the user's. Random numbers from the default generators are taken back (`keep_generators`).
+# Operators of the user's are functions of tensors, or so they promise. Where one raises, the frame is evaluated: that calls it a second
+# time, but all that comes before it in the program has happened then, as in eager. Only other processes must not be called twice.
 
 # %%
-def leaves_no_trace(tx, draws: bool = False) -> bool:
-    """Whether running a part of the graph changes nothing but the grad mode. An index out of range is noticed
+def leaves_no_trace(tx, draws: bool = False, calls: bool = False) -> bool:
+    """Whether running a part of the graph changes nothing but modes. An index out of range is noticed
     by the kernel only, and the program may handle it; then the frame can be evaluated from its beginning. draws: it may
-    draw random numbers from the default generators."""
+    draw random numbers from the default generators. calls: it may call what the user has promised to be a function of tensors."""
     def harmless(node):
         target = node.target
         if draws and isinstance(node.kwargs.get("generator"), torch.Generator):
             return False
         if isinstance(target, OVERLOADS):
-            return str(target).startswith(("aten.", "prims."))
-        return target not in (enter_autocast, exit_autocast) and id(target) not in marks.IN_GRAPH
+            return not str(target).startswith(COLLECTIVES) if calls else str(target).startswith(("aten.", "prims."))
+        return calls or id(target) not in marks.IN_GRAPH
 
     return tx.tensors.in_memory.keys().isdisjoint(written_storages(tx)) and tx.tensors.mode.draws in (False, draws) and all(
         harmless(n) for n in tx.graph.nodes if n.op == "call_function")
+
+
+COLLECTIVES = ("c10d", "_c10d", "symm_mem.")
 
 
 def keep_generators():

@@ -450,7 +450,8 @@ def write_exits(w: Walk) -> list[ResumePoint]:
 # What interrupts the program, such as `KeyboardInterrupt`, comes while guards or a graph run, or while the compiler is at work. In eager it
 # would have come to the line of the break. The last line of a block has its handlers, and what follows has not: there the block is being
 # left, and the `__exit__` of a `with` is called. So then (`interrupted`) the handlers of the instruction before count if they are further
-# inside, and what they need is still on the stack.
+# inside, and what they need is still on the stack. For what the graph raises they count if they are of a `with`: the graph may have left
+# it, in eager, but its `__exit__` has not been called. An `except` of a block that is over must not have it.
 
 # %%
 def raising(code) -> dict:
@@ -467,7 +468,8 @@ def make_raise(code, interrupted: bool) -> ResumePoint | None:
     if key not in known:
         draft = Draft(origin.code(), origin.start, origin.locals, (*origin.stack, VALUE))
         draft.body = [bc.new("RAISE_VARARGS", 1, position=draft.start.position)]
-        cover(draft, draft.body[0], innermost(draft, len(origin.stack)) if interrupted else draft.start)
+        inside = innermost(draft, len(origin.stack))
+        cover(draft, draft.body[0], inside if interrupted or is_in_with(draft, inside) else draft.start)
         made = assemble(draft, draft.code.co_name, with_original=True)[0] if draft.own else None
         known[key] = made and ResumePoint(made.co_name, made, origin.locals, draft.stack, draft.cells)
     return known[key]
@@ -480,6 +482,12 @@ def innermost(draft: Draft, depth: int):
     leading = [i for at, i in enumerate(draft.instructions) if i.target is draft.start or
                at == here - 1 and i.name not in LEAVES and not i.name.startswith("JUMP_")]
     return max([draft.start, *leading], key=lambda i: len(handlers_outwards(draft, i, depth)))
+
+
+def is_in_with(draft: Draft, i) -> bool:
+    """Whether the innermost handler of an instruction is that of a `with`."""
+    handlers = handlers_outwards(draft, i, len(draft.stack))
+    return bool(handlers) and draft.instructions[draft.position[id(handlers[0].target)] + 1].name == "WITH_EXCEPT_START"
 
 
 def handlers_outwards(draft: Draft, i, depth: int) -> list:
