@@ -17,7 +17,7 @@ import torch
 
 from . import marks
 from .ch03_capture import hook
-from .errors import called_by, handlers_of_signals
+from .errors import called_by, handlers_of_signals, interrupts
 
 FINALIZE = weakref.finalize.__call__.__code__
 
@@ -151,8 +151,9 @@ def target_in_compiler(code):
         return run_undecorated
     try:
         return run_as_before if code is FINALIZE or not is_of_library(code.co_filename) and comes_unasked(code) else None
-    except Exception as error:                          # of a handler of signals
-        _found.state.raised = error
+    except Exception as error:
+        if interrupts(error):
+            _found.state.raised = error
         raise
 
 
