@@ -23,6 +23,7 @@
 import operator
 import os
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Callable
 
@@ -32,11 +33,13 @@ from torch.utils import _pytree as pytree
 
 from . import logs
 from .ch01_graphs.graph import eager_callable
+from .ch01_graphs.symbolic import product
 from .ch05_autograd.callables import interpret_aten
 from .ch05_autograd.joint import Joint
 from .ch05_autograd.output_plan import computes
 from .ch05_autograd.runtime import compile_training
 from .ch06_decompositions.decompose import decompose
+from .ch07_loops.ir import Buffer, Extern
 from .ch07_loops.lower import lower
 from .ch07_loops.verify import verify, verify_devices
 from .ch08_fusion.fuse import fuse
@@ -149,13 +152,13 @@ def note_missing_gpu(backend: str) -> None:
 # answer is nothing. Then the captured graph is what runs, and eager's own autograd differentiates it: views, versions, hooks and
 # second derivatives are eager's.
 #
-# A kernel that stands for one operator, as for `relu` or a layer norm, may be faster than eager's or not. Where there is little to
-# compute, that does not matter: the node costs twenty microseconds, which is more than eager's `relu` takes in all. So a small region
-# on a CPU is left to eager, too, if the halves launch no less than eager makes calls (`joint.calls`), or not so many less that they
-# make up for the node (`NODE`). There the calls are counted as primitives, because what eager does in one call may be much: a `gelu`
-# costs it as much as ten additions. `F.normalize` has eighteen, forward and backward, which become two kernels, and those are faster at
-# any size. A layer of an `nn.Linear` and a `relu` gains two, so networks of up to two such layers are eager's. Without gradients there is
-# no such node, and the kernel is what runs.
+# A kernel that stands for one operator, as for `relu` or a layer norm, may be faster than eager's or not. Where it has little to
+# compute, that does not matter: the node costs twenty microseconds, which is more than eager's `relu` takes in all. So a region of small
+# kernels on a CPU is left to eager, too, if the halves launch no less than eager makes calls (`joint.calls`), or not so many less that
+# they make up for the node (`NODE`). What the library computes takes as long in both, unless calls of it were merged. The calls are
+# counted as primitives, because what eager does in one call may be much: a `gelu` costs it as much as ten additions. `F.normalize` has
+# eighteen, forward and backward, which become two kernels, and those are faster at any size. A layer of an `nn.Linear` and a `relu` gains
+# two, so networks of up to two such layers are eager's. Without gradients there is no such node, and the kernel is what runs.
 #
 # What would lose is compiled. A larger graph of which calls were merged or left out, or whose views have become arguments of calls,
 # makes fewer calls compiled. CUDA graphs take the host's time away altogether. A checkpoint keeps less than eager's formulas do, a
@@ -175,8 +178,10 @@ def as_captured(gm: fx.GraphModule, joint: Joint, halves: list[Callable]) -> str
     launched = [step for half in halves for step in half.schedule.steps]
     kernels = any(isinstance(step, Kernel) for step in launched)
     primitives = sum(computes(n) and bool(n.all_input_nodes) for n in joint.gm.graph.nodes)
-    few = joint.gradients and min(joint.calls, primitives - NODE) <= len(launched)
-    small = few and all(is_small(n.meta["val"]) for n in gm.graph.nodes if n.op != "output")
+    few = joint.gradients and min(joint.calls.total(), primitives - NODE) <= len(launched)
+    libraries = Counter(step.op for step in launched if isinstance(step, Extern))
+    small = few and all(joint.calls[op] <= count for op, count in libraries.items()) and \
+        all(is_small(k.buffers[name]) for k in launched if isinstance(k, Kernel) for name in k.tensors)
     if kernels and not small:
         return None
     if not of_operators(gm):
@@ -185,14 +190,14 @@ def as_captured(gm: fx.GraphModule, joint: Joint, halves: list[Callable]) -> str
     if not calls or calls > compiled and not small:
         return None
     if kernels or calls > compiled:
-        return f"it is small, and the {joint.calls} calls that eager makes for it would be {len(launched)} compiled, and a node of autograd"
+        return f"its kernels are small, and eager's {joint.calls.total()} calls would be {len(launched)} compiled, and a node of autograd"
     return f"no kernel is generated for it, and its {logs.count(calls, 'call')} would be {logs.count(compiled, 'library call')} compiled"
 
 
-def is_small(value) -> bool:
-    """Is the work on it less than what calling a region costs?"""
-    return all(isinstance(v, torch.Tensor) and v.device.type == "cpu" and type(v.numel()) is int and v.numel() <= 1 << 14
-               for v in pytree.tree_leaves(value))
+def is_small(buffer: Buffer) -> bool:
+    """Is a kernel's work on it less than what calling a region costs?"""
+    numel = product(buffer.layout.size)
+    return buffer.device.type == "cpu" and type(numel) is int and numel <= 1 << 14
 
 
 def calls_of(gm: fx.GraphModule) -> list[fx.Node]:

@@ -225,7 +225,7 @@ def checkpointed(a, b):
 
 
 CONSTANT, LARGE_CONSTANT = torch.randn(4, 4), torch.randn(4, 5000)
-LIBRARIES, SMALL = "because no kernel is generated", "because it is small"
+LIBRARIES, SMALL = "because no kernel is generated", "because its kernels are small"
 AS_CAPTURED = {
     "a product": (lambda a, b: a @ b, {}, LIBRARIES), "two products": (lambda a, b: a @ b @ CONSTANT, {}, LIBRARIES),
     "sizes that vary": (lambda a, b: a @ b, {"dynamic": True}, LIBRARIES),
@@ -237,7 +237,9 @@ AS_CAPTURED = {
     "one that eager makes of many": (lambda a, b: F.normalize(a), {}, None),
     "a large one": (lambda a, b: a.repeat(100, 100).relu(), {}, None),
     "a merged call": (lambda a, b: (a @ LARGE_CONSTANT) @ (a @ LARGE_CONSTANT).t(), {}, None),
-    "a view": (lambda a, b: a @ b.t(), {}, SMALL), "a large view": (lambda a, b: LARGE_CONSTANT.t() @ a.t(), {}, None),
+    "a view": (lambda a, b: a @ b.t(), {}, SMALL), "a large view": (lambda a, b: LARGE_CONSTANT.t() @ a.t(), {}, SMALL),
+    "a small kernel after much": (lambda a, b: (b @ (a @ LARGE_CONSTANT) @ LARGE_CONSTANT.t()).relu(), {}, SMALL),
+    "a merged call and a small kernel": (lambda a, b: ((a @ LARGE_CONSTANT) @ (a @ LARGE_CONSTANT).t()).relu(), {}, None),
     "a write": (lambda a, b: torch.mm(a.detach(), a.detach(), out=b.detach()) @ a, {}, None),
     "a checkpoint": (checkpointed, {}, None), "another rung": (lambda a, b: a @ b, {"backend": "cpp"}, None)}
 

@@ -18,6 +18,7 @@
 
 # %%
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Callable, Sequence
 
@@ -77,7 +78,7 @@ class Joint:
     overlaps: list[set[int]] = field(default_factory=list)          # see `overlapping`
     reached: list[set[int]] = field(default_factory=list)   # of each gradient the tangents that lead to it in eager
     memories: list = field(default_factory=list)            # of each gradient the memory that it lies in, in eager
-    calls: int = 0                  # of operators, but for views, that eager makes in forward and backward
+    calls: Counter = field(default_factory=Counter)         # of operators, but for views, that eager makes in forward and backward
 
 # %% [markdown]
 # ## Tracing
@@ -196,7 +197,7 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
                         for own in by_tangent],
                   writable={i for i, t in enumerate(results) if storage_key(t) not in kept},
                   watched=watched, overlaps=overlaps, memories=[g if g is None else storage_key(g) for g in gradients],
-                  calls=sum(map(computes, recorded.graph.nodes)))
+                  calls=Counter(n.target for n in recorded.graph.nodes if computes(n)))
     joint = _finish(recorded, joint, entries, returned)
     joint.hidden = [i for i in joint.copied if entries[i]._version == versions[i]]
     return joint
