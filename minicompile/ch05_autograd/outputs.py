@@ -61,7 +61,7 @@ def has_base(result) -> bool:
 # %%
 def build_finish(joint: Joint) -> Callable[[Sequence, Sequence], tuple]:
     """`finish(results, inputs) -> outputs`, the last step of every call."""
-    if joint.recipes == [Result(k) for k in range(joint.results)] and not joint.written:
+    if only_results(joint):
         return lambda results, inputs: tuple(results[:joint.results])
     makers = [maker(recipe, joint) for recipe in joint.recipes]
     owners = [maker(recipe, joint) for recipe in joint.owners]
@@ -74,6 +74,11 @@ def build_finish(joint: Joint) -> Callable[[Sequence, Sequence], tuple]:
         return tuple([make(results, inputs) for make in makers])
 
     return finish
+
+
+def only_results(joint: Joint) -> bool:
+    """Are the outputs the results of the graph, and nothing is written or viewed?"""
+    return joint.recipes == [Result(k) for k in range(joint.results)] and not joint.written
 
 
 def maker(recipe: Constant | Result | Input | Owner | ViewOf, joint: Joint) -> Callable[[Sequence, Sequence], Any]:

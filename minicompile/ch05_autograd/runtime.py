@@ -29,7 +29,7 @@ from torch import fx
 
 from .callables import Compile, call_compiled, changing, data_of, with_grad_mode, without_history
 from .joint import Joint, simplify, trace_joint
-from .outputs import as_new, build_finish, complex_results
+from .outputs import as_new, build_finish, complex_results, only_results
 from .partition import compare_operands, partition
 from .region import backward_versions, build_function, expected_absent, hooks_see
 from .second import Again
@@ -98,7 +98,7 @@ def _direct(joint: Joint, compile_aten: Compile) -> Callable:
     leaves_history = getattr(compiled, "leaves_history", True)
     finish, complex_ones = build_finish(joint), complex_results(joint)
     nothing_computed = not joint.results and all(node.op != "call_function" for node in joint.gm.graph.nodes)
-    if not torch.is_grad_enabled() and not joint.written:       # the program itself enables gradients somewhere, maybe for a view
+    if not (torch.is_grad_enabled() or joint.written or only_results(joint)):      # the program itself may enable gradients for a view
         finish = functools.partial(with_grad_mode, True, finish)
 
     def run(*inputs):

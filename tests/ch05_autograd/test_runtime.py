@@ -12,6 +12,7 @@ import minicompile
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.rules.operators import WITHOUT_META
 from minicompile.ch01_graphs.shapes import ShapeEnv
+from minicompile.ch05_autograd import runtime
 from minicompile.ch05_autograd.callables import interpret_aten
 from minicompile.ch05_autograd.runtime import compile_training
 from minicompile.ch06_decompositions.decompose import decompose
@@ -615,6 +616,15 @@ def _graph_of(fn, inputs):
 def test_outputs_of_no_grad_inputs_run_without_a_function():
     c = check(lambda x: x * 2, rand(3, grad=False))
     assert c.partition is None
+
+
+def test_results_without_gradients_leave_the_grad_mode_alone(monkeypatch):
+    switched = []
+    monkeypatch.setattr(runtime, "with_grad_mode", lambda enabled, function, *args: switched.append(enabled) or function(*args))
+    x = rand(3, grad=False)
+    with torch.no_grad():
+        assert torch.equal(minicompile.compile(lambda x: x * 2)(x), x * 2) and switched == []
+        assert torch.equal(minicompile.compile(lambda x: x[:2])(x), x[:2]) and switched == [True]
 
 
 @pytest.mark.parametrize("change", [lambda v: v.add_(1), lambda v: v.mul_(torch.ones(2, requires_grad=True))])
