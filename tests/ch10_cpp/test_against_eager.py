@@ -145,6 +145,14 @@ def test_conditions_and_positions_of_the_inside_of_a_row_are_constant(fn, dtype)
         assert [s for s in sources if "run(begin, end, true)" in s.code and "inside ?" in s.code]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8])
+def test_a_long_row_with_short_ends_has_an_inside_where_what_is_loaded_lies_side_by_side(dtype):
+    """A mask for each vector costs more, and where numbers are narrower than a float, g++ makes no vectors of it."""
+    for length in (40, 600):
+        sources = agree(lambda x: F.pad(x, (2, 3)) + 1, (rand(4, 5, length) * 20).to(dtype), rtol=0, atol=0)
+        assert any("run(begin, end, true)" in s.code for s in sources) == (length == 600)
+
+
 def test_a_row_without_an_inside_is_one_loop():
     for fn in (lambda x: F.interpolate(x, scale_factor=2), lambda x: F.pad(x[0], (30, 30), mode="reflect"), lambda x: F.pad(x, (1, 1)),
                lambda x: torch.cat([x, x * 2], -1), lambda x: F.max_pool2d(x.to(memory_format=torch.channels_last), 3, 2, 1)):
