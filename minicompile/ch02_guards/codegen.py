@@ -29,8 +29,9 @@ from ..ch01_graphs import floats
 from ..errors import interrupts
 from ..marks import PASSED_OVER
 from . import guards as g, torch_guards
+from .identity import strongly
 from .memory import counters_agree
-from .sources import ComputedSource, ConstantSource, GlobalsSource, GlobalStateSource, LocalSource, Source, parameter_name
+from .sources import CallSource, ComputedSource, ConstantSource, GlobalsSource, GlobalStateSource, LocalSource, Source, parameter_name
 from .stable import ENOUGH, Scope, further_place, make_memo, place, refresh, varying_attributes
 
 FREE = (LocalSource, ConstantSource, GlobalsSource)      # reading one is as cheap as reading a variable
@@ -166,8 +167,9 @@ def tuple_of_reads(reads) -> str:
 # should cost little. Then the stable guards: one call of their memo,
 # which takes the roots and answers what else is needed, parameters above all. Where it pays, a second memo
 # vouches for what is reached through lists and plain objects. Then the others one by one, in
-# the order of the trace, and last the metadata of tensors that nothing of this leads to, such as arguments, by
-# one more memo. What a memo cannot vouch for is checked in full, by a function of its own:
+# the order of the trace, and the metadata of tensors that nothing of this leads to, such as arguments, by
+# one more memo. Last comes what the program's own code has to be run for, a function with a cache: a version that is meant for other
+# sizes does not ask it. What a memo cannot vouch for is checked in full, by a function of its own:
 #
 #     __w = __stable(self)
 #     if __w is None: __w = __refresh(__stable, __stable_full, (self, ))
@@ -215,9 +217,10 @@ def memo_call(name: str, arguments: list[str], result: str) -> list[str]:
 
 
 # %% [markdown]
-# The guards fall into six groups. `stable` are guards that a memo can vouch for, because it can watch all that they look
+# The guards fall into groups. `stable` are guards that a memo can vouch for, because it can watch all that they look
 # at (`looks`), `further` those of the second memo, if there are enough of them. `world` is the state of the library. `plain` ask arguments
-# only (`asks_arguments`), and `loose` are tensors' metadata that neither memo covers.
+# only (`asks_arguments`). The rest is asked in two turns, what runs the program (`runs_program`) in the second. In each, the metadata of
+# tensors, which neither memo covers, comes last.
 
 # %%
 @dataclass
@@ -227,8 +230,7 @@ class Groups:
     further: list
     world: list
     plain: list
-    loose: list
-    others: list
+    turns: dict                      # name of a memo -> (other guards, metadata of tensors, for which it vouches)
     looks: dict
 
     def looks_of(self, guards) -> list:
@@ -244,8 +246,17 @@ def group_guards(guards, scope: Scope, beyond: Scope) -> Groups:
     if len(further) < ENOUGH:
         further, rest = [], left
     plain, rest = parted(rest, asks_arguments)
-    loose, others = parted(rest, lambda guard: guard.kind == "TENSOR_MATCH")
-    return Groups(stable, further, world, plain, loose, others, looks)
+    late, early = parted(rest, runs_program)
+    turns = {name: parted(guards, lambda guard: guard.kind != "TENSOR_MATCH") for name, guards in (("__tensors", early), ("__found", late))}
+    return Groups(stable, further, world, plain, turns, looks)
+
+
+def runs_program(guard) -> bool:
+    """Whether to ask is to call a function of the program, which has a cache (`call_cached`)."""
+    function, source = guard.expected[0] if guard.kind == "ANSWER" else None, guard.source
+    while source is not None and not (isinstance(source, CallSource) and source.method == "__call__"):
+        source, _ = source.parts()
+    return source is not None or isinstance(getattr(strongly(function), "func", strongly(function)), functools._lru_cache_wrapper)
 
 
 def asks_arguments(guard) -> bool:
@@ -278,11 +289,11 @@ def check_text(guards, inputs, written) -> CheckText:
     memos = ((scope, "__w", first), (beyond, "__u", second))[:2 if groups.further else 1]
 
     def write_rest(emitter):
-        for guard in groups.others:
-            emitter.check(guard)
-        if groups.loose:
-            reads = list(dict.fromkeys(emitter.read(guard.source) for guard in groups.loose))
-            emitter.lines += memo_call("__tensors", reads, "__t")
+        for name, (others, loose) in groups.turns.items():
+            for guard in others:
+                emitter.check(guard)
+            reads = list(dict.fromkeys(emitter.read(guard.source) for guard in loose))
+            emitter.lines += memo_call(name, reads, "__t") if reads else []
         return tuple_of_reads([emitter.read(source) for source in inputs])
 
     def add(name, scope, guards, outputs) -> dict:
@@ -296,9 +307,9 @@ def check_text(guards, inputs, written) -> CheckText:
     for guard in (*groups.world, *groups.plain):
         states.check(guard)
     result.inputs, rest = twice(write_rest, memos=memos)
-    if groups.loose:
-        tensors = dict.fromkeys(guard.source for guard in groups.loose)
-        result.add_memo("__tensors", scope, groups.loose, tensors, [(g.TENSOR, source) for source in tensors])
+    for name, (_, loose) in groups.turns.items():
+        if tensors := dict.fromkeys(guard.source for guard in loose):
+            result.add_memo(name, scope, loose, tensors, [(g.TENSOR, source) for source in tensors])
     if groups.further:
         roots = add("__further", beyond, groups.further, second)
         _, emitter = twice(lambda e: e.lines.extend(memo_call("__further", list(map(e.read, roots)), "__u")) or "", memos=memos[:1])

@@ -664,6 +664,28 @@ def test_a_cache_that_is_cleared():
         assert torch.equal(compiled(x), x * looked_up(1))
 
 
+def test_a_version_for_other_sizes_does_not_call_the_cached_function():
+    """It would do all of its work, in a cache of one entry at every call."""
+    @functools.lru_cache(maxsize=1)
+    def mask(n):
+        asked.append(n)
+        return torch.ones(n, n).tril()
+
+    @functools.lru_cache(maxsize=1)
+    def scale(n, *, by):
+        asked.append(-n)
+        return by / n
+    asked = []
+    compiled = minicompile.compile(lambda x: x @ mask(len(x)) * scale(len(x), by=2), backend="eager", fullgraph=True)
+    inputs = [torch.rand(n, n) for n in (2, 3, 4)]
+    for x in inputs:
+        compiled(x)
+    asked.clear()
+    for x in inputs:
+        assert torch.equal(compiled(x), x @ torch.ones_like(x).tril() * (2 / len(x)))
+    assert sorted(asked) == [-4, -3, -2, 2, 3, 4]
+
+
 def test_attributes_of_a_partial():
     def f(p, x):
         return p(x) * getattr(p, "scale", 3)
