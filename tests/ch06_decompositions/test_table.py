@@ -69,6 +69,13 @@ def test_activation_on_special_values(name):
     check(fn, x)
 
 
+@pytest.mark.parametrize("slope", [math.inf, -math.inf, -1.0])
+def test_the_corner_of_an_elu_whose_lower_piece_is_infinite_or_falls(slope):
+    x = torch.tensor([-0.0, 0.0, 1.0, -1.0, math.nan])
+    check(lambda x: (y := F.elu(x, slope), y.signbit()), x)
+    check(lambda x: F.celu(x, slope), x)
+
+
 @pytest.mark.parametrize("name", "sgn frac nan_to_num isinf isnan isposinf isneginf isfinite sinc "
                                  "special.entr logit deg2rad square rad2deg".split())
 def test_unary_on_special_values(name):

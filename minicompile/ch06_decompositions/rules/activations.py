@@ -154,20 +154,25 @@ def _logit_slope(grad, x, outside, eps):
 # ## Exponential and piecewise linear units
 #
 # These are functions with a corner: one formula on each side, and `where` between them. Where the corner
-# itself belongs is eager's choice, and matters for gradients.
+# itself belongs is eager's choice, and matters for gradients. It matters for an `elu` whose lower piece is infinitely steep, too: zero is
+# part of the upper one on a CPU, and of the lower one, which is then NaN, on a GPU. The units with "hard" in their name
+# are divided by 6 on a CPU, and multiplied on a GPU, by `SIXTH`.
 
 # %%
+def above(x):
+    return x > 0 if x.device.type == "cuda" else ~(x < 0)
+
+
 SIXTH = 0.16666667163372040             # in float32 also where eager's kernel computes in float64
 
 
 def sixth(x):
-    """On a GPU eager multiplies by `SIXTH`, on a CPU it divides by 6."""
     return x * SIXTH if x.device.type == "cuda" else x / 6
 
 
 formulas({
     "elu": lambda x, alpha=1.0, scale=1.0, input_scale=1.0: torch.where(
-        x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale)),
+        above(x), x * scale, torch.expm1(x * input_scale) * (alpha * scale)),
     "hardsigmoid": lambda x: sixth(torch.clamp(x + 3, 0, 6)),
     "hardsigmoid_backward": lambda grad, x: torch.where((x > -3) & (x < 3), grad * SIXTH, constant(0, grad)),
     "hardswish": lambda x: sixth(x * torch.clamp(x + 3, 0, 6)),
