@@ -299,7 +299,8 @@ def _record_backward(recorder: Recorder, outputs: list, leaves: list) -> list:
 # The recording is functionalized. Inputs written under autograd get their new value from outside
 # (`x.copy_(new)`, so that the engine sees it); all other written inputs, such as the running statistics of
 # batch norm, are copied into by the graph itself. A gradient has the strides of its input: the engine would
-# copy it into that form anyway when it accumulates it into `.grad`.
+# copy it into that form anyway when it accumulates it into `.grad`. Only the real part of a complex gradient stays the view that it is in
+# eager, for it is not computed in one kernel with what makes it.
 
 # %%
 def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: list) -> Joint:
@@ -317,13 +318,18 @@ def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: lis
             if isinstance(value, fx.Node):
                 b.current = value
                 target = returned[i] if i < count else entries[joint.gradients[i - count]]
-                values[i] = restride(b, value, target)
+                values[i] = value if i >= count and part_of_complex(value) else restride(b, value, target)
         output.args = (tuple(values),)
     joint.reached = tangents_behind(gm, values[count:])
     append_mutations(gm, inside)
     save_masks_as_bool(gm)
     joint.gm = gm
     return simplify(joint)
+
+
+def part_of_complex(value: fx.Node) -> bool:
+    root = view_chain(value)[0].meta["val"]
+    return root.is_complex() and not value.meta["val"].is_complex()
 
 
 # %% tags=["exercise:tangents-behind"]
