@@ -204,7 +204,8 @@ def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 # The arguments of a node are nodes, constants, and containers of both. `map_args` replaces the leaves. `call_node`
 # evaluates one node whose arguments are values already: a function, a method of its first argument, or a tensor that
 # the graph holds. `interpret` is the loop. It keeps the values in `env`, the numbers that symbolic sizes have in this
-# run in `sizes`, and it drops a value when `last_uses` says that nothing will read it.
+# run in `sizes`, and it drops a value when `last_uses` says that nothing will read it. The first rung of the ladder, and a call that no
+# compiled graph fits, run the graph's own code instead (`eager_callable`), with `out=` where the program has it (`with_out`).
 
 # %%
 def map_args(fn: Callable[[Any], Any], args):
@@ -224,8 +225,24 @@ CONTAINERS = (tuple, list, dict, slice)
 
 def eager_callable(gm: fx.GraphModule) -> Callable:
     """Backend `eager`: the graph's own Python code."""
+    gm = with_out(gm)
     gm.real_recompile()
     return gm.forward
+
+
+def with_out(gm: fx.GraphModule) -> fx.GraphModule:
+    """`torch.add(x, y, out=z)`, captured as `z.copy_(torch.add(x, y))`, as it was: where `z` and `x` overlap, PyTorch refuses it."""
+    if not any("given_out" in n.meta for n in gm.graph.nodes):
+        return gm
+    graph, env = fx.Graph(), {}
+    for node in gm.graph.nodes:
+        env[node] = copied = graph.node_copy(node, env.__getitem__)
+        if node.target == "copy_" and "given_out" in getattr(node.args[-1], "meta", ()) and len(node.args[-1].users) == 1:
+            written, result = copied.args
+            result.update_kwarg("out", written)
+            graph.erase_node(copied)
+            env[node] = written
+    return graph_module(gm, graph)
 
 
 def call_node(gm: fx.GraphModule, node: fx.Node, args, kwargs):

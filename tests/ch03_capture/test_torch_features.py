@@ -2906,6 +2906,24 @@ def test_out_otherwise(call, autocast):
     check_same(run(build, functools.partial(minicompile.compile, backend="aot_eager"), 2), run(build, lambda f: f, 2))
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "cpp"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_out_that_overlaps_an_operand(backend, dynamic):
+    def into_the_first(a, b, c):
+        return torch.add(a, b, out=a) is a, torch.mul(b, c, out=c) * 2
+
+    f = minicompile.compile(into_the_first, backend=backend, dynamic=dynamic)
+    for apart in (True, False, True):
+        outcomes = []
+        for g in (into_the_first, f):
+            m = torch.arange(8.0)
+            try:
+                outcomes.append((g(m[:4], m[4:] if apart else m[2:6], torch.ones(4))[1].tolist(), m.tolist()))
+            except RuntimeError as error:
+                outcomes.append((str(error), m.tolist()))
+        assert outcomes[0] == outcomes[1]
+
+
 # ---- Copies --------------------------------------------------------------------------------------------------------------
 
 @dataclasses.dataclass

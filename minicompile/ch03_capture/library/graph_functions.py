@@ -73,7 +73,8 @@ def call_graph_function(tx: Tracer, function, args, kwargs) -> AbstractValue:
 # %% [markdown]
 # `torch.add(x, y, out=z)` is `z.copy_(x + y)`, for later stages too, where that means the same: `z` has the
 # shape and the dtype of the result already, and is not read while it is written (which does no harm where the
-# operation goes element by element). What eager refuses, as a gradient, the operation refuses on fakes, too.
+# operation goes element by element). What eager refuses, as a gradient, the operation refuses on fakes, too. Only two inputs that
+# overlap in memory are not seen to: a call with such runs the graph as it was (`given_out`), so that PyTorch refuses it.
 
 # %%
 def call_with_out(tx: Tracer, function, args, kwargs, out: AbstractValue) -> AbstractValue:
@@ -102,6 +103,8 @@ def call_with_out(tx: Tracer, function, args, kwargs, out: AbstractValue) -> Abs
     checked = run_fake(tx, function, fake_args, {**fake_kwargs, "out": fakes if len(outs) > 1 else fakes[0]})
     if any(type(fake.grad_fn).__name__ == "NotImplemented" for fake in fakes):             # a history that only raises
         unsupported(tx, reason)
+    if len(outs) == 1:
+        results[0].node.meta["given_out"] = True
     for o, result in zip(outs, results):
         emit(tx, "copy_", [o, result])
     if checked is None:
