@@ -423,3 +423,18 @@ def test_an_index_that_is_not_there_raises_either_of_two_errors_where_eager_rais
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compare.minicompile, "compile", lambda f, **kwargs: lambda x, i: f(x, i * 9))
         assert compare.check(text.format(1, "x.gather(0, i)"), "cpp") is not None
+
+
+def test_a_gradient_that_eager_refuses_is_excused_where_it_leads_to_nothing_or_is_of_no_elements():
+    head = "import torch\ndef drive(compile_, call):\n    call(compile_(entry), torch.{}.requires_grad_())\ndef entry(x):\n    "
+    hidden = "y = x * 2\n    with torch.no_grad():\n        y = y[1:]\n    y = y.abs() + 1.5\n    y = {}\n    return y.sum() + x.sum()"
+    for given, body, excused in (("ones(3)", hidden.format("torch.special.zeta(y, 2.0)"), True),
+                                 ("ones(3)", "return torch.special.zeta((x * 2)[1:] + 1.5, 2.0).sum() + x.sum()", False),
+                                 ("ones(0, 3)", "return torch.view_as_real(torch.complex(x, x) * 2j).sum() + x.sum()", True)):
+        code = compile(head.format(given) + body, "<planted>", "exec")
+        plain = compare.execute(code, lambda f: f, words=False)[:2]
+        assert plain[1][0].startswith("backward raised")
+        other = compare.execute(code, lambda f: lambda x: x.sum(), words=False)[1]
+        assert (compare.raised_on_the_way_to_nothing(code, plain) or plain[1][0].startswith(compare.OF_A_GRADIENT) and
+                compare.agrees_where_gradients_are_dense(code, other, 1)) is excused
+    assert not compare.agrees_where_gradients_are_dense(code, (*other[:3], {**other[3], "more": 1}, *other[4:]), 1)

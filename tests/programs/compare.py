@@ -44,6 +44,7 @@ TWICE = "one of its inputs was modified in place since"         # where a second
 NAMED = re.compile(r"(?<=modified by an inplace operation: )\[torch.*", re.DOTALL)      # another tensor may be the first to be noticed
 # What CPU kernels say of an index that is not there, or of a probability that is none.
 OUTSIDE = ("out of", "valid range", "invalid max index", "Class values", "probability tensor", "p_in >= 0", "between 0 and 1")
+OF_A_GRADIENT = "backward raised Tensor must have a last dimension with stride 1"         # eager's formula for `view_as_real`
 OF_A_VIEW = "Can't detach views in-place"
 REFUSED = *OUTSIDE, "ZeroDivision"             # on a GPU no kernel refuses a zero, so that is nothing to keep from one
 PARTS = {"torch.complex64": "torch.float32", "torch.complex128": "torch.float64", "torch.complex32": "torch.float16"}
@@ -230,10 +231,10 @@ class Shot(tuple):
     error = ""
 
 
-def execute(code, compile_, *, words=True, around=contextlib.nullcontext, before_backward=lambda results: None) -> list:
+def execute(code, compile_, *, words=True, around=contextlib.nullcontext, before_backward=lambda results, shown: None) -> list:
     """The photographs of one run of a module: one per call, and the last. words: compare the texts of exceptions, and
     the strides that address nothing. around: a context for what is called, and for its backward. before_backward: is told of
-    what is differentiated."""
+    what is differentiated, and of all that was photographed just before."""
     name = "random_program"
     module = sys.modules[name] = types.ModuleType(name)          # dataclasses look themselves up there
     space, shots, out = module.__dict__, [], io.StringIO()
@@ -247,6 +248,7 @@ def execute(code, compile_, *, words=True, around=contextlib.nullcontext, before
         shots.append(Shot((what, photo.of(result), photo.of(list(args)), {k: photo.of(v) for k, v in state.items()},
                            printed(out.getvalue()), torch.is_grad_enabled())))
         shots[-1].error = error
+        return photo.keep
 
     def call(function, *args, **kwargs):
         result, said = None, ""
@@ -262,12 +264,12 @@ def execute(code, compile_, *, words=True, around=contextlib.nullcontext, before
             what = "raised " + " ".join(map(str, chain)).replace("UnboundLocalError", "NameError")
             if isinstance(error, AssertionError) and error.__traceback__ is None:
                 raise
-        shoot(what, result, [*args, kwargs], said)
+        shown = shoot(what, result, [*args, kwargs], said)
         if what == "returned" and torch.is_grad_enabled():
             wanted = [t for t in tensors_in(result, []) if t.requires_grad and is_leaf(t) is False][:8]
             if wanted:
                 before = gradients_behind(wanted)
-                before_backward(wanted)
+                before_backward(wanted, shown)
                 try:
                     loss = sum(real((t * ramp(t)).sum()) for t in wanted)
                     with around():
@@ -430,6 +432,10 @@ def compare(text, backend, statistics, settings):
         if found is not None and a[0] == "backward" and b[0].startswith("backward raised") and backend != "eager" and \
                 raised_by_a_node_without_gradients(code, compiler, plain[:number + 1]):
             return None                                      # one node stands for many, and also goes on to where these do not: see README
+        if found is not None and b[0] == "backward" and a[0].startswith("backward raised") and backend != "eager" and (
+                raised_on_the_way_to_nothing(code, plain[:number + 1]) or
+                a[0].startswith(OF_A_GRADIENT) and agrees_where_gradients_are_dense(code, b, number)):
+            return None
         if found is not None:
             if differs_from_itself(code, plain, backend == "eager") or ordered_by_chance(code):
                 return None
@@ -491,12 +497,45 @@ def raised_by_a_node_without_gradients(code, compiler, plain) -> bool:
     """Whether the last backward of these photographs ends, when the program is compiled, in a node that has been given no gradient."""
     called = []
 
-    def watch(results):
+    def watch(results, _):
         called.append([])
         for node in history_of(results):
             node.register_prehook(lambda gradients, seen=called[-1]: seen.append(all(g is None for g in gradients)))
     execute(code, compiler, words=False, before_backward=watch)
     return called[[s[0].split()[0] for s in plain].count("backward") - 1][-1:] == [True]
+
+
+def raised_on_the_way_to_nothing(code, plain) -> bool:
+    """Whether eager's last backward of these photographs ends in an operator that leads to no tensor that the program shows, but to
+    a view that was taken under `no_grad`, say, which is a leaf of its own. A graph does not compute such a gradient: see README."""
+    called = []
+
+    def watch(results, shown):
+        called.append(([], shown))
+        for node in history_of(results):
+            node.register_prehook(lambda _, node=node, seen=called[-1][0]: seen.append(node))
+    execute(code, lambda f: f, words=False, before_backward=watch)
+    seen, shown = called[[s[0].split()[0] for s in plain].count("backward") - 1]
+    behind = gradients_behind([types.SimpleNamespace(grad_fn=seen[-1])]) if seen else [(shown[0],)]
+    return not any(leaf is t for leaf, *_ in behind for t in shown)
+
+
+def agrees_where_gradients_are_dense(code, b, number: int) -> bool:
+    """Whether a photograph is one of eager where `view_as_real` is given its gradient row by row: of no elements it refuses a sum's."""
+    view = torch.view_as_real
+
+    def view_as_real(z):
+        out = view(z)
+        if out.requires_grad:
+            out.register_hook(lambda gradient: gradient.new_empty(gradient.shape).copy_(gradient))
+        return out
+    torch.view_as_real = view_as_real
+    try:
+        a, *others = [execute(code, lambda f: f, words=False, around=around)[number] for around in (
+            contextlib.nullcontext, *(functools.partial(Noise, seed) for seed in range(4)))]
+    finally:
+        torch.view_as_real = view
+    return a[0] == "backward" and not difference(a, b, "", [a, *others])
 
 
 def saving_copies(f):
