@@ -96,8 +96,8 @@ def passes(e: Emitter) -> list[tuple[list[Value], list[Value]]]:
 # %% [markdown]
 # ## Rows
 #
-# The lane is the row's own variable. A value that is expensive (an `exp`, an `erf`) and used in two passes is
-# kept in an array as long as the row; everything else is computed again from its loads, which are in the
+# The lane is the row's own variable. A value that is expensive (an `exp`, an `erf`, a load whose elements lie apart along the
+# row) and used in two passes is kept in an array as long as the row; everything else is computed again from its loads, which are in the
 # cache by then.
 #
 # `passes` (above) has divided the work: each pass walks along the row once, computes some reductions, and stores
@@ -106,10 +106,13 @@ def passes(e: Emitter) -> list[tuple[list[Value], list[Value]]]:
 # expensive, and a later pass needs them again. The second walk of a softmax puts its exponentials there, and the third divides them.
 
 # %%
-def needed_again(e: Emitter, plan: list[tuple[list[Value], list[Value]]]) -> list[Value]:
-    """The expensive values that more than one pass needs."""
+def needed_again(e: Emitter, plan: list[tuple[list[Value], list[Value]]], lane: Symbol) -> list[Value]:
+    """The expensive values that more than one pass needs: also what lies apart along the lane, and is loaded one by one."""
+    def expensive(v: Value) -> bool:
+        return v.op in HEAVY or v.op == "load" and along_lane(e, v.index, lane) not in (-1, 0, 1)
+
     uses = [elements(e.graph, reductions + stores) for reductions, stores in plan]
-    return sorted({v for i, used in enumerate(uses) for v in used if v.op in HEAVY and any(v in later for later in uses[i + 1:])},
+    return sorted({v for i, used in enumerate(uses) for v in used if expensive(v) and any(v in later for later in uses[i + 1:])},
                   key=in_order)
 
 
@@ -123,7 +126,7 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
         tabulate(e, function, nest, lane, outer)
     plan, kept = passes(e), {}
     if isinstance(lane.size, int) and len(kernel.reduction_vars) == 1:
-        twice = needed_again(e, plan)
+        twice = needed_again(e, plan, lane)
         most = SCRATCH // (lane.size * max((v.dtype.itemsize for v in twice), default=1))
         kept = dict.fromkeys(twice[:most])
     for reductions, stores in plan:
@@ -343,7 +346,7 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
     atomic = any(s.mode == "atomic_add" for s in e.graph.stores)
     outer = tuple(v for v in kernel.vars if v is not lane)
     length, plan, widest = product(v.size for v in kernel.reduction_vars), passes(e), 512
-    twice = () if atomic or not isinstance(length, int) else needed_again(e, plan)
+    twice = () if atomic or not isinstance(length, int) else needed_again(e, plan, lane)
     if twice:
         widest = min(widest, SCRATCH // (length * len(twice) * max(v.dtype.itemsize for v in twice)) // NARROW * NARROW)
     twice, widest = (twice, widest) if widest else ((), 512)

@@ -153,6 +153,16 @@ def test_a_long_row_with_short_ends_has_an_inside_where_what_is_loaded_lies_side
         assert any("run(begin, end, true)" in s.code for s in sources) == (length == 600)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_that_lies_apart_is_loaded_once(dtype):
+    """The passes after the first find it in an array; one that lies side by side is read again."""
+    x, tolerance = rand(8, 64, 200).to(dtype), 2e-2 if dtype is torch.bfloat16 else 1e-5
+    for apart in (False, True):
+        fn = (lambda x: F.layer_norm(x.transpose(1, 2), (64,))) if apart else lambda x: F.layer_norm(x, (200,))
+        (source,) = agree(fn, x, rtol=tolerance, atol=tolerance)
+        assert ("kept" in source.code) == apart and (source.code.count("in0[") == 1 or not apart)
+
+
 def test_a_row_without_an_inside_is_one_loop():
     for fn in (lambda x: F.interpolate(x, scale_factor=2), lambda x: F.pad(x[0], (30, 30), mode="reflect"), lambda x: F.pad(x, (1, 1)),
                lambda x: torch.cat([x, x * 2], -1), lambda x: F.max_pool2d(x.to(memory_format=torch.channels_last), 3, 2, 1)):
