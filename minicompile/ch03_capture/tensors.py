@@ -154,6 +154,7 @@ def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
         check_strided(tx, name, fakes[0], result, len(fx_args) + len(fx_kwargs) > 3 or "scatter" in name)
     written = [f for f, version in zip(fakes, before) if f._version != version]
     check_written(tx, name, written, fakes, result)
+    check_derivative(tx, target, fakes, result)
     if not written and (known := known_result(tx, target, args, kwargs, result)) is not None:
         return known
     node = tx.graph.create_node("call_method" if isinstance(target, str) else "call_function", target, fx_args, fx_kwargs)
@@ -179,7 +180,7 @@ def known_result(tx: Tracer, target, args, kwargs, result) -> AbstractValue | No
 
 # %% [markdown]
 # Around the call there are checks, each for something that a fake does not show of the tensor that it stands for: in front of it
-# those about the operands, behind it those about what was written.
+# those about the operands, behind it those about what was written and about the derivative.
 
 # %%
 def check_operands(tx: Tracer, name: str, fakes) -> None:
@@ -205,6 +206,23 @@ def check_written(tx: Tracer, name: str, written, fakes, result) -> None:
     for fake in written:
         if torch.is_grad_enabled() or fake._is_view() and fake.requires_grad:
             guard_views(tx, fake)
+
+
+def check_derivative(tx: Tracer, target, fakes, result) -> None:
+    """An operator of the program without a derivative has in eager that of the operations in its kernel, which its fake does not show."""
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        nodes = [r.grad_fn for r in pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
+        if any(n is not None and n.name() == "torch::autograd::WarnNotImplemented" for n in nodes) \
+                or None in nodes and torch.is_grad_enabled() and any(f.requires_grad for f in fakes) and passes_autograd(target):
+            unsupported(tx, f"{target} has no derivative (torch.library.register_autograd gives it one)")
+
+
+def passes_autograd(target) -> bool:
+    """Whether the program has registered that autograd is to look into the kernel of an operator."""
+    ops = [target] if isinstance(target, torch._ops.OpOverload) else [getattr(target, name) for name in target.overloads()]
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+               and torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(op.name(), key)
+               for op in ops for key in ("Autograd", "AutogradCPU", "AutogradCUDA"))
 
 
 # %% [markdown]

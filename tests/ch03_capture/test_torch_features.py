@@ -1293,6 +1293,41 @@ def custom_operator_writes_without_counting():
     return f, (rand(3),)
 
 
+for _name, _results in (("turned", "Tensor"), ("parts", "Tensor[]")):
+    LIBRARY.define(f"{_name}(Tensor x) -> {_results}")
+LIBRARY.impl("turned", lambda x: x.sin(), "CPU")
+LIBRARY.impl("parts", lambda x: [x.detach() * 2, x.cos()], "CPU")
+torch.library.register_fake("minicompile_tests_plain::turned", torch.empty_like)
+torch.library.register_fake("minicompile_tests_plain::parts", lambda x: [torch.empty_like(x), torch.empty_like(x)])
+
+
+@feature(graphs=2)
+def custom_operator_without_a_derivative():
+    """Eager differentiates what its kernel calls."""
+    return lambda x: torch.ops.minicompile_tests_plain.turned(x * 2) + 1, (rand(3),)
+
+
+@feature(graphs=None)
+def custom_operator_of_several_results_without_a_derivative():
+    return lambda x: sum(torch.ops.minicompile_tests_plain.parts.default(x)) * x, (rand(3),)
+
+
+LIBRARY.define("looked_into(Tensor x) -> Tensor")
+LIBRARY.impl("looked_into", lambda x: x.exp(), "CPU")
+LIBRARY.impl("looked_into", torch.library.fallthrough_kernel, "Autograd")
+torch.library.register_fake("minicompile_tests_plain::looked_into", torch.empty_like)
+
+
+@feature(graphs=2)
+def custom_operator_that_autograd_passes_by():
+    return lambda x: torch.ops.minicompile_tests_plain.looked_into(x.cos()) * x, (rand(3),)
+
+
+@feature
+def custom_operator_without_a_derivative_where_none_is_wanted():
+    return lambda x: torch.ops.minicompile_tests_plain.turned(x.detach() * 2) + x, (rand(3),)
+
+
 @feature(graphs=None)
 def quantized_tensors():
     def f(x):
