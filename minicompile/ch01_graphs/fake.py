@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import Unsupported
 from .corrections import outside
-from .layouts import present, symbolic_strides
+from .layouts import contiguous_strides, present, symbolic_strides
 
 
 class FakeTensor(torch.Tensor):
@@ -195,9 +195,11 @@ class FakeMode(DispatchMode):
 
     def _meta_like(self, tensor, sizes, steps):
         if steps or sizes is not None and any(isinstance(s, torch.SymInt) for s in sizes):
-            if tensor.is_contiguous():
+            if tensor.stride() == contiguous_strides(tensor.shape):
                 return torch.empty(sizes, dtype=tensor.dtype, device="meta")
             strides = symbolic_strides(tensor, sizes, steps)
+            if tensor.is_contiguous():          # and only dims of size 1 have other strides
+                strides = [s if n == 1 else step for n, s, step in zip(tensor.shape, strides, contiguous_strides(sizes))]
             return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device="meta")
         real = tensor.untyped_storage()
         if real._cdata not in self._storages:

@@ -12,7 +12,7 @@ import functools
 import torch
 
 from ..corrections import COPYING, CPU_FORMS, FORMS, OPERANDS, as_promoted, elementwise, like_a_copy, outside, restrided, row_by_row
-from ..layouts import copied_strides, each_has_its_place, strides_in_order
+from ..layouts import copied_strides, each_has_its_place, memory_order, strides_in_order
 from ..symbolic import present
 from .operators import by_overload, named, overload_named, overloads
 
@@ -86,11 +86,11 @@ def _ask_the_kernel(op):
     """A Fourier transform orders its result by the strides of its operand, dimension by dimension, in a way
     that is quicker tried than told."""
     def layout(out, x, *args):
-        if any(isinstance(s, torch.SymInt) for s in (*x.shape, *x.stride())):
-            return out
+        sizes, strides, given = (tuple(map(present, s)) for s in (x.shape, x.stride(), args))
         with outside():
-            real = op(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_(), *args)
-            return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
+            real = op(torch.empty_strided(sizes, strides, dtype=x.dtype).zero_(), *given)
+        fixed = not any(isinstance(s, torch.SymInt) for s in out.shape)
+        return restrided(out, real.stride() if fixed else strides_in_order(out.shape, memory_order(real.shape, real.stride())[::-1]))
     return layout
 
 
