@@ -44,8 +44,8 @@ def check_devices(device: torch.device, operands) -> None:
 #
 # The operators in `SHAPED` have meta kernels that let sizes pass which the kernel refuses: a `put` of three numbers at two
 # positions, the largest element of nothing. Kernels of all devices look at sizes alike, so the CPU's is asked for tensors of a GPU, too,
-# and its word counts unless it is about a dtype that another device may support. A position of 0 is valid wherever one is, so zeros
-# do for the indices.
+# and its word counts unless it is about a dtype that another device may support. That two operands have to be of one dtype is said to
+# all devices by the same code. A position of 0 is valid wherever one is, so zeros do for the indices.
 #
 # `_kernel_refuses` builds the tensors: a block of zeros for each storage, and on each a tensor with the
 # sizes, strides and offset of the fake.
@@ -55,6 +55,7 @@ def check_devices(device: torch.device, operands) -> None:
 ABOUT_KINDS = re.compile("not implemented for|unsupported operation|for input.numel|support|dtype|scalar type|boolean|[Bb]ool"
                    "|same (data ?)?type|can't be cast|inputs to be|should be the same|long tensor|without overflow|destination dtypes"
                    "|negative integer powers")
+ABOUT_BOTH = re.compile("expected to have the same dtype|must have the same scalar type|with different dtypes|Found dtype")
 TRIED_BYTES = 1 << 20
 _ACCEPTED: set = set()                  # calls, up to shapes and numbers, that a kernel has not refused
 LIMITS = [(info.min, info.max) for info in (*map(torch.iinfo, (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)),
@@ -80,7 +81,8 @@ def check_with_kernel(func, kwargs, flat, spec) -> None:
     if sum(length_of(form) * t.dtype.itemsize for t, form in zip(fakes, forms)) > TRIED_BYTES:
         return
     error = _kernel_refuses(func, flat, spec)
-    if error is not None and (on_cpu if ABOUT_KINDS.search(str(error)) else shaped):
+    counts = error is not None and (on_cpu or ABOUT_BOTH.search(str(error)) if ABOUT_KINDS.search(str(error)) else shaped)
+    if counts:
         raise type(error)(*error.args)  # asked again the next time: it may be about the numbers or the shapes of this call
     if not shared:
         _ACCEPTED.add(key)

@@ -94,6 +94,24 @@ def test_the_devices_of_indices():
         assert outcome(run_on_fakes, op, given, {}) == expected, (op, devices)
 
 
+@pytest.mark.parametrize("device", ["pretended", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("op, args", [
+    (aten.heaviside.default, "xn"), (aten.index_add.default, "x0in"), (aten.index_copy.default, "x0in"), (aten.put.default, "xin"),
+    (aten.index_reduce.default, "x0inp"), (aten.binary_cross_entropy.default, "xn")])
+def test_operands_that_have_to_be_of_one_dtype(op, args, device):
+    values = {"x": torch.full((3, 2), 0.5), "n": torch.full((3, 2), 0.5).half(), "i": torch.tensor([0, 1, 2]), "0": 0, "p": "prod"}
+    if op is aten.put.default:
+        values["i"] = torch.arange(6).view(3, 2)
+    for narrow, refused in (("n", True), ("x", False)):
+        given = [values[narrow if name == "n" else name] for name in args]
+        given = [g if not isinstance(g, torch.Tensor) else g.cuda() if device == "cuda" else fake(g, GPU) for g in given]
+        try:
+            op(*given)
+            assert not refused
+        except RuntimeError as error:
+            assert refused and "type" in str(error)
+
+
 @pytest.mark.parametrize("device", [CPU, GPU])
 def test_weights_of_another_dtype_are_refused(device):
     x, weight, row, classes = torch.ones(1, 2, 4, 4), torch.ones(2, 2, 2, 2).half(), torch.ones(3, 2), torch.zeros(3).long()

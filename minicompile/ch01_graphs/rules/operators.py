@@ -125,6 +125,7 @@ SCATTERED = {
 SHAPED = set(overloads(*(getattr(aten, name + form) for form in ("", "_") for name in (
     "put index_add index_reduce index_copy index_fill scatter scatter_add scatter_reduce masked_scatter index_put").split()), *(
     getattr(aten, name) for name in (
+        "heaviside binary_cross_entropy "
         "_index_put_impl_ index index_select embedding gather searchsorted bucketize nll_loss_forward nll_loss2d_forward soft_margin_loss "
         "max min median nanmedian mode upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d "
         "_upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d grid_sampler_3d affine_grid_generator").split())))
