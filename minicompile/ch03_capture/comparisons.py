@@ -14,6 +14,7 @@ import array
 import collections
 import contextlib
 import decimal
+import itertools
 import math
 import operator
 import types
@@ -188,7 +189,8 @@ def equal(tx: Tracer, a: AbstractValue, b: AbstractValue) -> bool:
 # Python compares in an order that `compare` repeats. Numbers and tensors come first (`compare_plain`),
 # because most comparisons are of numbers, and a comparison with a tensor is an operation of the graph. Then
 # both operands are asked for their methods: the left one for `__lt__`, the right one for the mirror image
-# `__gt__`, and the right one first if its class is derived from the left one's. `!=` without
+# `__gt__`, and the right one first if its class is derived from the left one's. Whoever comes behind a method that is C and knows the
+# other operand is not asked: a class derived from `int` with a `__lt__` only has its `>` from `int`. `!=` without
 # a `__ne__` of the program's is the opposite of `==` (`own_comparison`). Lists and tuples are compared by
 # Python, as the next part says. What is left are objects whose classes say
 # nothing. `==` of such objects is identity, and any other comparison is a TypeError, which Python itself
@@ -205,11 +207,11 @@ def compare(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue) -> Abst
         return boolean(function(a.value, b.value))
     if kinds <= GRAPH_KINDS:
         return compare_plain(tx, symbol, function, a, b)
-    candidates, (left, right) = [(a, f"__{COMPARE[symbol]}__", b)], (a.cls, b.cls)
-    derived = right is not left and issubclass(right, left)              # then the right one is asked first
-    if not answers_itself(a, f"__{COMPARE[symbol]}__", right):
-        candidates.insert(0 if derived else 1, (b, f"__{COMPARE[MIRROR[symbol]]}__", a))
-    result = ask(tx, candidates, own_comparison)
+    methods, (left, right) = [(a, f"__{COMPARE[symbol]}__", b), (b, f"__{COMPARE[MIRROR[symbol]]}__", a)], (a.cls, b.cls)
+    if right is not left and issubclass(right, left):                    # then the right one is asked first
+        methods.reverse()
+    asked = list(itertools.takewhile(lambda m: not answers_itself(m[0], m[1], m[2].cls), methods))
+    result = ask(tx, asked, own_comparison)
     if result is not None:
         return result
     if ObjVal in kinds and symbol in ("==", "!="):
@@ -223,7 +225,7 @@ def compare(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue) -> Abst
         return fold(tx, function, [a, b])
     if symbol in ("==", "!=") and TensorVal not in kinds:
         return boolean(same(tx, a, b) == (symbol == "=="))
-    if TensorVal not in kinds:
+    if TensorVal not in kinds and asked == methods:
         raise_as_python(tx, function, COMPARE[symbol], a, b)
     unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
 

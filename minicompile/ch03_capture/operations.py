@@ -205,9 +205,9 @@ def by_methods(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inpl
     """`binary` where an operand is neither a number nor a tensor."""
     name, (left, right) = BINARY[symbol], (a.cls, b.cls)
     candidates = [(a, f"__{name}__", b)]
-    if left is not right and not answers_itself(a, f"__{name}__", right):
-        own = issubclass(right, left) and python_method(right, f"__r{name}__") not in (
-            None, lookup(left, f"__r{name}__"))
+    derived = left is not right and issubclass(right, left)
+    if left is not right and (derived or not answers_itself(a, f"__{name}__", right)):
+        own = derived and python_method(right, f"__r{name}__") not in (None, lookup(left, f"__r{name}__"))
         candidates.insert(0 if own else 1, (b, f"__r{name}__", a))
     if inplace:
         candidates.insert(0, (a, f"__i{name}__", b))
@@ -227,13 +227,14 @@ def by_methods(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inpl
 
 
 def answers_itself(a: AbstractValue, method: str, right: type) -> bool:
-    """Whether the operator of `a`, which is written in C, takes operands of the class `right`, not derived from that of `a`."""
-    base, left = next((n for n in (int, float, complex) if issubclass(right, n)), None), a.cls
-    if issubclass(right, left):
-        return False
-    if left in (bool, int, float, complex):
-        return base is not None and hasattr(left, method) and getattr(left(1), method)(base(1)) is not NotImplemented
-    return type(a) is TensorVal and base is not None or left is bytes and method == "__mod__"
+    """Whether the operator of `a` is written in C and takes operands of the class `right`. A class may have it from a builtin one."""
+    base = next((n for n in (int, float, complex) if issubclass(right, n)), None)
+    home = getattr(lookup(a.cls, method), "__objclass__", None)
+    if home in (bool, int, float, complex):
+        return base is not None and getattr(home(1), method)(base(1)) is not NotImplemented
+    if home in (str, bytes, tuple, list) and method[2:-2] in ("lt", "le", "gt", "ge", "eq", "ne"):
+        return issubclass(right, home)
+    return type(a) is TensorVal and base is not None or a.cls is bytes and method == "__mod__"
 
 
 def of_lists(tx, symbol: str, name: str, a, b, inplace: bool) -> AbstractValue | None:

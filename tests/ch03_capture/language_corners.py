@@ -183,6 +183,34 @@ def tensors_on_the_left_take_numbers(x):
     return x + n, x * n, x < n, x @ n, x + 2.0 * n
 
 
+class Less(int):
+    def __lt__(self, other):
+        return "Less.lt"
+
+
+class LessThanLess(Less):
+    def __lt__(self, other):
+        return "LessThanLess.lt"
+
+
+class Word(str):
+    __lt__ = Less.__lt__
+
+
+class Row(tuple):
+    __lt__ = Less.__lt__
+
+
+OPERANDS = Less(1), Less(2), LessThanLess(3), Word("a"), Word("b"), Row((1,)), Row((2,))
+
+
+@program(breaks=True)
+def a_class_that_has_one_comparison_has_the_others_from_its_base(x):
+    i, j, k, a, b, p, q = OPERANDS
+    return x + 1, i < j, i > j, j > i, i >= j, i > k, k > i, i < k, 1 < j, j > 1, 1.0 < j, a > b, "a" < b, b < "a", \
+        p > q, (1,) < q, q < (1,), outcome_of(lambda: i > a), i + THREE, THREE + i
+
+
 class Pair(collections.namedtuple("Pair", "x y")):
     __slots__ = ()
 
