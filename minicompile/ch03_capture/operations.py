@@ -314,11 +314,9 @@ def enum_number(value, name) -> AbstractValue:
 
 
 def has_method(cls, name) -> bool:
-    """Whether a class may take part in an operator: not when its only methods are the program's, which were
-    asked."""
-    methods = [lookup(cls, f"__{prefix}{name}__") for prefix in ("", "r", "i")]
-    absent = (MISSING, object.__dict__.get(f"__{name}__"))
-    return not all(m in absent or isinstance(m, types.FunctionType) for m in methods)
+    """Whether a class may take part in an operator by a method in C, its own or one that the program's could not answer for."""
+    methods = [vars(kind).get(f"__{prefix}{name}__", MISSING) for kind in cls.__mro__ if kind is not object for prefix in ("", "r", "i")]
+    return not all(m is MISSING or isinstance(m, types.FunctionType) for m in methods)
 
 
 def specialize(value: AbstractValue) -> AbstractValue:

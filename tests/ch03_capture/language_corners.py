@@ -211,6 +211,31 @@ def a_class_that_has_one_comparison_has_the_others_from_its_base(x):
         p > q, (1,) < q, q < (1,), outcome_of(lambda: i > a), i + THREE, THREE + i
 
 
+class Unknown(int):
+    def __le__(self, other):
+        return NotImplemented
+
+    __mul__ = __rmul__ = __pow__ = __rpow__ = __le__
+
+
+UNKNOWN = Unknown(2)
+
+
+@program(breaks=True)
+def what_is_inherited_from_a_builtin_answers_last(x):
+    y, out = x + 1, []
+    try:
+        out += [UNKNOWN <= 2.5, 2.5 >= UNKNOWN, UNKNOWN <= UNKNOWN, 3 ** UNKNOWN, 2j * Unknown(2)]
+    except TypeError as error:
+        out.append(str(error))
+    return y, out
+
+
+@program(breaks=True)
+def numbers_have_no_operators_of_their_classes(x):
+    return x + 1, outcome_of(lambda: 2.0 | Count(1)), outcome_of(lambda: 2j & THREE)
+
+
 class Pair(collections.namedtuple("Pair", "x y")):
     __slots__ = ()
 
