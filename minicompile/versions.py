@@ -278,8 +278,9 @@ def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
 # a resume function that is inside of the blocks that were entered before the break
 # ([`make_raise`](ref:minicompile.ch04_breaks.steps.make_raise)). So is that of a graph that has left traces. (A kernel that has raised may
 # have written to an input or not, and a handler goes on with whichever it is; but a lock has to be given back.) And so is what interrupts
-# the program, as KeyboardInterrupt, be it in the graph, in guards or in the compiler: its `finally` has to run, and `with` to leave, say,
-# `torch.no_grad()`. The frame hook sees that a target has raised, and `go_on_in_handlers` answers.
+# the program, as KeyboardInterrupt or the limit of recursion, be it in the graph, in guards or in the compiler: its `finally` has to run,
+# and `with` to leave, say, `torch.no_grad()`. The frame hook sees that a target has raised, and `go_on_in_handlers` answers; for that
+# the hook lets it go deeper than the limit.
 
 # %%
 def watched_call(retreat: str | None) -> str:
@@ -299,7 +300,7 @@ except BaseException:
 def go_on_in_handlers(function, context: Context, arguments, error: BaseException):
     """Called by the hook for what has been raised before the resume function `function` has begun: by its graph, in its guards, or by the
     compiler. Returns the call that raises it in the handlers that wait where that begins; None if nobody waits."""
-    interrupted, code = interrupts(error) or isinstance(error, MinicompileError), function.__code__
+    interrupted, code = isinstance(error, (MinicompileError, RecursionError)) or interrupts(error), function.__code__
     if (point := make_raise(code, interrupted)) is None or any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__)):
         return None
     hook.skip_code(point.code)

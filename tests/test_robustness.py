@@ -281,6 +281,30 @@ def blocks_around_breaks(x, log):
         log.append("finally")
 
 
+def endless(x, log):
+    try:
+        log.append("try")
+        print(end="")
+        return endless(x * 2, log)
+    finally:
+        log.append("finally")
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_the_limit_of_recursion_passes_the_blocks_around_a_break(backend):
+    compiled, limit = minicompile.compile(endless, backend=backend), sys.getrecursionlimit()
+    for depth in (250, 250, 251, 252, 253):
+        log = []
+        sys.setrecursionlimit(depth)
+        try:
+            compiled(torch.ones(2), log)
+        except RecursionError:
+            pass
+        finally:
+            sys.setrecursionlimit(limit)
+        assert len(log) > 100 and log.count("try") == log.count("finally")
+
+
 @pytest.mark.parametrize("where", ["compile_frame", "call_backend", "target_for", "why_not_here", "guards"])
 def test_what_interrupts_the_rest_of_a_function_passes_its_blocks(where, monkeypatch):
     """Ctrl-C while a piece behind a break is met, compiled, or runs, or in its guards: `with` is left, and `finally` runs, as in eager."""

@@ -172,6 +172,7 @@ static int put_rule(PyObject *code, PyObject *context, PyObject *target)
  * and two around a graph break. */
 #define C_DEPTH_OF_EVALUATOR 2 /* PY_EVAL_C_STACK_UNITS in ceval.c */
 #define OUR_FRAMES (stack_end == NULL ? 0 : 2)
+#define DEPTH_FOR_ERRORS 100
 #if !EVALUATOR_OWNS_FRAME
 static _Thread_local int unused_depth; /* 3.11 counts both in one */
 #endif
@@ -275,7 +276,8 @@ static PyObject *ask(PyFunctionObject *function, PyCodeObject *code, PyObject *c
 
 /* The target of a resume function has raised, or asking for one has: the function itself has not begun. Whoever waits for
  * the exception where it begins is known to Python. Returns NULL with an exception, or what to return instead. */
-static PyObject *raised(CodeState *state, PyFunctionObject *function, PyCodeObject *code, PyObject *context, PyObject **arguments)
+static PyObject *raised(PyThreadState *tstate, CodeState *state, PyFunctionObject *function, PyCodeObject *code, PyObject *context,
+                        PyObject **arguments)
 {
     if (on_error == NULL || state == NULL || state->record == NULL)
         return NULL;
@@ -290,7 +292,9 @@ static PyObject *raised(CodeState *state, PyFunctionObject *function, PyCodeObje
         for (Py_ssize_t i = 0; i < code->co_argcount; i++)
             PyTuple_SET_ITEM(given, i, Py_NewRef(arguments[i]));
         region = NULL;
+        PYTHON_DEPTH_LEFT(tstate) += DEPTH_FOR_ERRORS; /* it may be a RecursionError */
         answer = PyObject_CallFunctionObjArgs(on_error, function, context, given, error, NULL);
+        PYTHON_DEPTH_LEFT(tstate) -= DEPTH_FOR_ERRORS;
         leave_for(saved);
         Py_DECREF(given);
     }
@@ -349,7 +353,7 @@ static PyObject *evaluate_frame(PyThreadState *tstate, struct _PyInterpreterFram
     } else {
         target = ask(function, code, context);
         if (target == NULL && PyErr_Occurred())
-            return leave_frame(tstate, frame, raised(state, function, code, context, frame->localsplus));
+            return leave_frame(tstate, frame, raised(tstate, state, function, code, context, frame->localsplus));
     }
     if (target == NULL)
         return evaluate_plain(tstate, frame, 0);
@@ -358,7 +362,7 @@ static PyObject *evaluate_frame(PyThreadState *tstate, struct _PyInterpreterFram
     PyObject *result = call_target(target, function, code, frame->localsplus);
     PYTHON_DEPTH_LEFT(tstate) -= ours;
     if (result == NULL)
-        result = raised(state_of((PyObject *)code, 0), function, code, context, frame->localsplus);
+        result = raised(tstate, state_of((PyObject *)code, 0), function, code, context, frame->localsplus);
     if (result == evaluate || (result == missed && result != NULL)) {
         Py_DECREF(result);
         return evaluate_plain(tstate, frame, 0);
