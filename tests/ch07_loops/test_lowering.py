@@ -691,3 +691,16 @@ def test_loops_read_the_memory_of_their_own_device(fn, here, there, dtype):
     program = lower(decompose(recorder.finish(outputs)))
     verify(program)
     assert torch.device(here) in [program.buffers[loop.outputs[0]].device for loop in loops(program)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int64, torch.float64], ids=str)
+def test_a_number_that_the_cpu_can_convert_is_not_copied_to_a_gpu(dtype):
+    operands = on("cuda:0", torch.float32, 4, 3), on("cpu", dtype)
+    recorder = Recorder()
+    for name, x in zip("xv", operands):
+        recorder.placeholder(name, x)
+    with torch.no_grad(), recorder:
+        out = aten._to_copy(operands[1], device=operands[0].device, dtype=torch.float32) + operands[0]
+    program = lower(decompose(recorder.finish([out])))
+    verify(program)
+    assert not externs(program)

@@ -5,6 +5,7 @@
 
 # %%
 import math
+from dataclasses import replace
 
 import torch
 
@@ -160,6 +161,8 @@ def div_mode(g, x, y, *, rounding_mode):
 @lowering("_to_copy")
 def to_copy(g, x, **kwargs):
     if x.device != g.val.device:
+        if not x.size and not is_number(x):                 # of an integer, the host makes the number
+            x = replace(cast(g, x, g.val.dtype), device=x.device)
         if not is_number(x):
             return NotImplemented
         x = on_device(g, x, g.val.device)
