@@ -660,6 +660,7 @@ def test_the_host_program_frees_what_is_done():
     assert any("; del " in line for line in lines) and lines[-1].startswith("    return")
 
 
+@reads_bytecode
 def test_kernels_run_when_their_files_are_gone(tmp_path, monkeypatch):
     monkeypatch.setattr(tiny.tempfile, "tempdir", str(tmp_path))
     on_a_cpu = functools.partial(tiny.loops, target="cpu")

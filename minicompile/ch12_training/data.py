@@ -10,6 +10,9 @@
 # its base, and what has a history keeps it; these, and memory of another form, are graph breaks. And a derivative that has saved the
 # tensor itself finds the new numbers there, as eager's does, while a graph computes with the old ones (`refuse_former`; where the
 # assignment is a break, no graph is left that could: `is_saved`).
+#
+# Often nothing is taken away: a masked layer does `weight.data *= mask`, and Python ends that line by assigning what it has read
+# from `weight.data` (`show_the_same`).
 
 # %%
 from dataclasses import dataclass, field
@@ -55,11 +58,20 @@ def is_saved(tx: Tracer, tensor: TensorVal) -> bool:
     return any(fake is tensor.fake for node in history for fake in saved_by(node))
 
 
+def show_the_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two fakes are the same memory, in the same order and with the same meaning."""
+    return storage_key(one) == storage_key(other) and all(
+        fact(one.meta) == fact(other.meta) for fact in (torch.Tensor.size, torch.Tensor.stride, torch.Tensor.storage_offset,
+                                                        torch.Tensor.is_conj, torch.Tensor.is_neg, lambda t: t.dtype))
+
+
 @SETTERS.of("data")
 def set_data(tx: Tracer, tensor: TensorVal, value: AbstractValue | None):
     """tensor.data = value"""
     if type(value) is not TensorVal:
         return NotImplemented
+    if show_the_same(tensor.fake, value.fake):
+        return
     if reason := obstacle(tx, tensor, value):
         reason = f"setting the attribute data of {describe(tensor)}: {reason}"
         if is_saved(tx, tensor):

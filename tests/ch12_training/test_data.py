@@ -1,4 +1,6 @@
 """`x.data = value` inside of a compiled function: which memory is whose afterwards, gradients, and what stays a graph break."""
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -355,3 +357,44 @@ def test_hooks_of_the_tensor_stay():
 def test_what_stays_a_break_says_why(program, reason):
     report = explain(program)(Pair(), torch.randn(3, 4))
     assert reason in (*report.breaks, *report.skipped)[0].reason
+
+
+class Masked(torch.nn.Linear):
+    def __init__(self, way):
+        super().__init__(4, 4)
+        self.register_buffer("mask", torch.ones(4, 4).tril())
+        self.way = way
+
+    def forward(self, x):
+        if self.way == "in place":
+            self.weight.data *= self.mask
+        else:
+            self.weight.data = self.weight.data.mul_(self.mask).view(4, 4)
+        return F.linear(x, self.weight, self.bias)
+
+
+@pytest.mark.parametrize("way", ["in place", "viewed"])
+@pytest.mark.parametrize("backend", RUNGS)
+def test_the_memory_that_a_tensor_has_is_no_other(backend, way):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Masked(way), torch.nn.Tanh(), Masked(way))
+    models = copy.deepcopy(model), copy.deepcopy(model)
+    compiled = minicompile.compile(models[1], backend=backend, fullgraph=True)
+    for n in (3, 5, 5):
+        x = torch.randn(n, 4)
+        for model, run in zip(models, (models[0], compiled)):
+            run(x).square().sum().backward()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+            model.zero_grad()
+        for p, q in zip(*(model.parameters() for model in models)):
+            torch.testing.assert_close(p, q)
+            assert p._version == q._version
+
+
+def test_a_transposition_of_the_memory_that_a_tensor_has_is_another_form():
+    def turned(w, x):
+        w.data = w.data.t()
+        return x @ w
+    w, x = torch.nn.Parameter(torch.randn(3, 3)), torch.randn(2, 3)
+    before = w.detach().clone()
+    assert torch.allclose(minicompile.compile(turned, backend="aot_eager")(w, x), x @ before.t()) and w.stride() == (1, 3)
