@@ -39,6 +39,7 @@
 # %%
 from ..ch01_graphs.graph import dtype_text
 from ..ch01_graphs.symbolic import Expr, Symbol, symbols, to_text
+from ..errors import Unsupported
 from .ir import Buffer, Loop, Program, Value, View, written_by
 from .reference import REDUCE, SCALAR
 
@@ -49,7 +50,7 @@ REDUCE_KINDS = REDUCE.keys() | {"argmax", "argmin"}
 
 
 def verify(program: Program) -> None:
-    """Raise AssertionError with a sentence about the first rule that `program` breaks."""
+    """Raise AssertionError (of devices: Unsupported) with a sentence about the first rule that `program` breaks."""
     written = set(program.constants) | {n for n in program.inputs if n in program.buffers}
     sizes = {*program.symbols.values(), *program.numbers}
     for node in program.nodes:
@@ -70,13 +71,14 @@ def verify(program: Program) -> None:
 
 
 def verify_devices(program: Program) -> None:
-    """Raise AssertionError if a loop reads what lies on another device than its results, and is no number on the CPU."""
+    """Raise Unsupported if a loop reads what lies on another device than its results, and is no number on the CPU."""
     sizes = {*program.symbols.values(), *program.numbers}
     for loop in program.nodes:
         for load in loop.loads if isinstance(loop, Loop) else ():
             own, there = program.buffers[loop.outputs[0]].device, program.buffers[load.buffer].device
             number = there.type == "cpu" and load.dtype.is_floating_point and symbols(load.index) <= sizes
-            assert there == own or number, f"{loop.name} runs on {own} and reads {load.buffer} on {there}"
+            if there != own and not number:
+                raise Unsupported(f"{loop.name} runs on {own} and reads {load.buffer} on {there}", loop.location)
 
 
 def verify_loop(loop: Loop, buffers: dict[str, Buffer], written: set, sizes: set) -> None:

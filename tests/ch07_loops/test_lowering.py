@@ -1,4 +1,5 @@
 """What becomes a loop, what stays lazy, which layouts come out, and that the numbers are eager's."""
+import dataclasses
 import math
 
 import pytest
@@ -20,6 +21,7 @@ from minicompile.ch07_loops.verify import print_program, verify
 from minicompile.ch08_fusion.fuse import fuse
 from minicompile.ch08_fusion.kernel import Kernel
 from minicompile.ch09_triton.emit import emit_triton
+from minicompile.errors import Unsupported
 
 from .helpers import check, externs, loops, program_of, run_program
 
@@ -704,3 +706,11 @@ def test_a_number_that_the_cpu_can_convert_is_not_copied_to_a_gpu(dtype):
     program = lower(decompose(recorder.finish([out])))
     verify(program)
     assert not externs(program)
+
+
+def test_a_loop_that_reads_the_memory_of_another_device_is_refused():
+    program = program_of(lambda x, y: x * y + 1, [R(4, 3), R(4, 3)])
+    buffer = program.buffers[program.inputs[1]]
+    program.buffers[buffer.name] = dataclasses.replace(buffer, device=torch.device("cuda", 0))
+    with pytest.raises(Unsupported, match=f"reads {buffer.name} on cuda"):
+        verify(program)
