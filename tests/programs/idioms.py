@@ -702,7 +702,7 @@ class Share(float):
         return 'rsub'
     __rtruediv__ = __rmod__ = __lt__ = __rsub__
 """, """
-@1:s = f'{~2 + Count(~3)} {$f * Count(~2)} {True ** Count($i % 4)} {$i - Share(~2)} {2j / Share(~3)} {1.5 < Count(~1)} {2 == Count(2)}'
+@1:s = str([~2 + Count(~3), $f * Count(~2), True ** Count($i % 4), $i - Share(~2), 2j / Share(~3), 1.5 < Count(~1), 2 == Count(2)])
 ---
 @1 = $T * Count(~3) if $i % 2 else $T - Share(~3)
 @2:s = type(@1).__name__
