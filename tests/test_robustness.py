@@ -26,7 +26,7 @@ import torch
 import torch.utils.checkpoint
 
 import minicompile
-from minicompile import driver, frames, interrupts, logs, versions
+from minicompile import driver, frames, logs, versions
 from minicompile.ch01_graphs.fake import FakeTensor
 from minicompile.ch02_guards import codegen, guards
 from minicompile.ch03_capture import capture, hook
@@ -611,21 +611,24 @@ def at_depth(n, function):
     return function() if n == 0 else at_depth(n - 1, function)
 
 
-def test_the_recursion_limit_strikes_where_the_compiler_is_asked_about_a_frame_of_its_own(monkeypatch):
-    """Then the call runs eagerly: that is no exception of a handler of signals, which the program would be given."""
-    asked = []
-
-    def strike(filename, original=interrupts.is_of_library):
-        asked.append(filename)
-        if len(asked) == 20:
-            raise RecursionError
-        return original(filename)
-    monkeypatch.setattr(interrupts, "is_of_library", strike)
-    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", False)
-    with warnings.catch_warnings():
+def test_the_recursion_limit_strikes_where_the_compiler_is_asked_about_a_frame_of_its_own():
+    """Then the call runs eagerly: that is no exception of a handler of signals, which the program would be given. In a process of its own,
+    since each code object is asked about once."""
+    script("""
+        import warnings, torch, minicompile
+        from minicompile import interrupts
+        asked, original = [], interrupts.is_of_library
+        def strike(filename):
+            asked.append(filename)
+            if len(asked) == 20:
+                raise RecursionError
+            return original(filename)
+        interrupts.is_of_library = strike
         warnings.simplefilter("ignore")
-        assert close(minicompile.compile(lambda x: x.sin() * 3 + 1)(torch.ones(2)), torch.ones(2).sin() * 3 + 1)
-    assert len(asked) > 20
+        x = torch.ones(2)
+        torch.testing.assert_close(minicompile.compile(lambda x: x.sin() * 3 + 1)(x), x.sin() * 3 + 1)
+        assert len(asked) > 20
+    """)
 
 
 def test_what_is_nested_too_deeply_in_one_call_is_compiled_in_the_next():
