@@ -297,7 +297,7 @@ except BaseException:
 """
 
 
-def go_on_in_handlers(function, context: Context, arguments, error: BaseException):
+def go_on_in_handlers(function, arguments, error: BaseException):
     """Called by the hook for what has been raised before the resume function `function` has begun: by its graph, in its guards, or by the
     compiler. Returns the call that raises it in the handlers that wait where that begins; None if nobody waits."""
     interrupted, code = isinstance(error, (MinicompileError, RecursionError)) or interrupts(error), function.__code__

@@ -81,7 +81,7 @@ static Py_ssize_t extra_index = -1;
 static PyObject *callback = NULL; /* callback(function, code, context) -> target, None (as it is), False (skip) */
 static PyObject *evaluate = NULL, *evaluate_all = NULL; /* the singletons EVALUATE and EVALUATE_ALL */
 static PyObject *missed = NULL;   /* a second one, chosen by Python */
-static PyObject *on_error = NULL; /* on_error(function, context, arguments, exception) -> what to return instead, None: nothing */
+static PyObject *on_error = NULL; /* on_error(function, arguments, exception) -> what to return instead, None: nothing */
 static int regions = 0;           /* threads inside a region; guarded by the GIL */
 static _Thread_local PyObject *region = NULL; /* the current context. It may outlive the call that set it: greenlets of one
                                                * thread take turns in the middle of calls, and all see this variable */
@@ -276,7 +276,7 @@ static PyObject *ask(PyFunctionObject *function, PyCodeObject *code, PyObject *c
 
 /* The target of a resume function has raised, or asking for one has: the function itself has not begun. Whoever waits for
  * the exception where it begins is known to Python. Returns NULL with an exception, or what to return instead. */
-static PyObject *raised(PyThreadState *tstate, CodeState *state, PyFunctionObject *function, PyCodeObject *code, PyObject *context,
+static PyObject *raised(PyThreadState *tstate, CodeState *state, PyFunctionObject *function, PyCodeObject *code,
                         PyObject **arguments)
 {
     if (on_error == NULL || state == NULL || state->record == NULL)
@@ -293,7 +293,7 @@ static PyObject *raised(PyThreadState *tstate, CodeState *state, PyFunctionObjec
             PyTuple_SET_ITEM(given, i, Py_NewRef(arguments[i]));
         region = NULL;
         PYTHON_DEPTH_LEFT(tstate) += DEPTH_FOR_ERRORS; /* it may be a RecursionError */
-        answer = PyObject_CallFunctionObjArgs(on_error, function, context, given, error, NULL);
+        answer = PyObject_CallFunctionObjArgs(on_error, function, given, error, NULL);
         PYTHON_DEPTH_LEFT(tstate) -= DEPTH_FOR_ERRORS;
         leave_for(saved);
         Py_DECREF(given);
@@ -353,7 +353,7 @@ static PyObject *evaluate_frame(PyThreadState *tstate, struct _PyInterpreterFram
     } else {
         target = ask(function, code, context);
         if (target == NULL && PyErr_Occurred())
-            return leave_frame(tstate, frame, raised(tstate, state, function, code, context, frame->localsplus));
+            return leave_frame(tstate, frame, raised(tstate, state, function, code, frame->localsplus));
     }
     if (target == NULL)
         return evaluate_plain(tstate, frame, 0);
@@ -362,7 +362,7 @@ static PyObject *evaluate_frame(PyThreadState *tstate, struct _PyInterpreterFram
     PyObject *result = call_target(target, function, code, frame->localsplus);
     PYTHON_DEPTH_LEFT(tstate) -= ours;
     if (result == NULL)
-        result = raised(tstate, state_of((PyObject *)code, 0), function, code, context, frame->localsplus);
+        result = raised(tstate, state_of((PyObject *)code, 0), function, code, frame->localsplus);
     if (result == evaluate || (result == missed && result != NULL)) {
         Py_DECREF(result);
         return evaluate_plain(tstate, frame, 0);
@@ -545,7 +545,7 @@ static PyMethodDef methods[] = {
     {"get_region", get_region, METH_NOARGS, "This thread's context, or None."},
     {"set_callback", set_callback, METH_O, "callback(function, code, context) -> target, None or False."},
     {"set_missed", set_missed, METH_O, "A second object that, returned by a target, means EVALUATE."},
-    {"set_on_error", set_on_error, METH_O, "on_error(function, context, arguments, exception) of a piece that has not begun."},
+    {"set_on_error", set_on_error, METH_O, "on_error(function, arguments, exception) of a piece that has not begun."},
     {"set_target", set_target, METH_VARARGS, "set_target(code, context, target or None)"},
     {"skip_code", skip_code, METH_O, "Evaluate frames of this code as they are, always."},
     {"forget_code", forget_code, METH_O, "Forget all that is known about a code object."},

@@ -149,7 +149,7 @@ def set_callback(callback, missed=None) -> None:
 
 
 def set_on_error(function) -> None:
-    """function(resume function, context, arguments, exception) -> the result, or None: asked for one that has not begun when this was
+    """function(resume function, arguments, exception) -> the result, or None: asked for one that has not begun when this was
     raised. In Python, no resume function has a target."""
     if hasattr(_c, "set_on_error"):
         _c.set_on_error(function)

@@ -62,9 +62,8 @@ def by_value(g: Lowering, x: Lazy, device) -> Lazy:
 # eager rounds a number to the dtype of a half tensor before it computes (except in products and quotients), on a GPU it does not
 # (except where it compares). For a known number that can be done now; for an unknown one the rounding is a value of the body (`Rounded`).
 #
-# `pointwise` ties the rules together: decide what is too dear to be
-# computed for each element that it is broadcast to (`hoist`), and make the lazy tensor whose function reads
-# all operands and calls `fn`.
+# `pointwise` ties the rules together: decide what is too dear to be computed for each element that it is broadcast to (`hoist`), and make
+# the lazy tensor whose function reads all operands and calls `fn`.
 
 # %%
 def element(b: Builder, x, index: tuple, dtype: torch.dtype):

@@ -85,7 +85,6 @@ def are_positions(indices) -> bool:
     return bool(given) and all(i.dtype not in (torch.bool, torch.uint8) for i in given)
 
 
-
 @lowering("index.Tensor", reindex=True)
 def index_tensor(g, x, indices):
     if not are_positions(indices) or 0 in x.size:
