@@ -39,7 +39,7 @@ from .ch03_capture import hook
 from .ch03_capture.binding import SUSPENDS
 from .ch03_capture.hook import EVALUATE, EVALUATE_ALL
 from .ch04_breaks.breaks import fullgraph_message
-from .ch04_breaks.resume import origin_of, original_code
+from .ch04_breaks.resume import TailCall, finish, origin_of, original_code
 from .config import config
 from .errors import GraphBreakError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported, interrupts, marked
 from .interrupts import COMPILING, FINALIZE, ThreadState, comes_unasked, compiling, interrupted, target_in_compiler
@@ -128,11 +128,13 @@ TRACERS = ("<frozen importlib", *(os.path.join(os.path.dirname(torch.__file__), 
 
 
 def running_in(context: Context | None):
-    """A target that runs a frame, and all that it calls, in this context, or outside of the region."""
+    """A target that runs a frame, and all that it calls, in this context, or outside of the region. The pieces
+    behind a graph break belong to the frame."""
     @marks.passed_over
     def run(function, *values):
         args, kwargs = hook.arguments_of(function.__code__, values)
-        return hook.run(context, function, *args, **kwargs)
+        result = hook.run(context, function, *args, **kwargs)
+        return hook.run(context, finish, result) if type(result) is TailCall else result
     return run
 
 

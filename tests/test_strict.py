@@ -559,6 +559,23 @@ def test_an_error_for_compilers_names_its_line():
             strict(f), torch.ones(2))
 
 
+def test_a_piece_for_compilers_that_raises_is_followed_by_pieces_that_are_not_told():
+    def f(x):
+        for _ in range(3):
+            print(end="")
+            if torch.compiler.is_compiling():
+                raise ValueError("before a break")
+            print(end="")
+            if torch.compiler.is_compiling():
+                raise ValueError("behind it")
+            x = x.sin()
+        return x
+
+    compiled = minicompile.compile(f, backend="eager")
+    for _ in range(3):
+        assert torch.equal(compiled(torch.ones(2)), f(torch.ones(2)))
+
+
 # ---- tools of torch around compiled functions ----------------------------------------------------------------------
 
 def tools():
