@@ -72,6 +72,14 @@ def test_a_program_that_ends_its_process_is_reported(monkeypatch):
     assert [f[:3] for f in failures] == [(5, "eager", "crash")] and failures[0][3].endswith("ended by SIGSEGV: seed 6") and not features
 
 
+def test_a_program_that_ends_its_process_in_eager_is_passed(monkeypatch):
+    """PyTorch's own crash ends the process while the statements of seed 6 are tried; the programs before and behind it are checked."""
+    different = "def drive(compile_, call):\n    call(compile_ is print or 1 / 0)"
+    monkeypatch.setitem(run.KINDS, "tensors", lambda seed, device: os.kill(os.getpid(), 11) if seed == 6 else different)
+    failures, features = run.job(("tensors", "cpu", 5, 8, "eager", 0, None, float("inf")))
+    assert [f[0] for f in failures] == [5, 7] and features["programs"] == 2
+
+
 def test_same_seed_same_program():
     assert tensors.program(5) == tensors.program(5) != tensors.program(6)
 

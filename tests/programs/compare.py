@@ -350,7 +350,7 @@ def compare(text, backend, statistics, settings):
         plain = execute(code, lambda f: f, words=backend == "eager")
     except TooLong:                                     # there is nothing to compare with
         return None
-    observed, problems = [], []
+    graphs, reasons, problems = [], [], []
     minicompile.reset()
     original = frames.compile_frame
     compiler = functools.partial(minicompile.compile, backend=backend, **settings)
@@ -367,7 +367,8 @@ def compare(text, backend, statistics, settings):
 
     def observe(kind, captured=None, **data):
         if kind == "captured":
-            observed.append(captured)
+            graphs.append(captured.gm is not None)         # not `captured`: it holds what the program is to drop, as a generator
+            reasons.extend(str(b.reason) for b in captured.breaks)
 
     logs.watchers.append(observe)
     frames.compile_frame, host.allocate = compile_frame, dirty
@@ -384,8 +385,8 @@ def compare(text, backend, statistics, settings):
         frames.compile_frame, host.allocate = original, torch.empty_strided
         minicompile.reset()
     if statistics is not None:
-        statistics.update(graphs=sum(c.gm is not None for c in observed), breaks=[str(b.reason) for c in observed for b in c.breaks],
-                          calls=sum(s[0] == "returned" for s in plain), raised=sum(s[0].startswith("raised") for s in plain))
+        statistics.update(graphs=sum(graphs), breaks=reasons, calls=sum(s[0] == "returned" for s in plain),
+                          raised=sum(s[0].startswith("raised") for s in plain))
     if problems:
         error = problems[0]
         place = error.__traceback__
@@ -394,8 +395,7 @@ def compare(text, backend, statistics, settings):
         where = f"{place.tb_frame.f_code.co_filename.split('/')[-1]}:{place.tb_frame.f_code.co_name}:{place.tb_lineno}"
         return f"internal {type(error).__name__} at {where}", f"{type(error).__name__}: {error}"
     others: list = []
-    breaks = any(c.breaks for c in observed)
-    behind = ".data" in text and breaks                     # what it writes may belong to an earlier graph
+    behind = ".data" in text and reasons                    # what it writes may belong to an earlier graph
     for number, (a, b) in enumerate(zip(plain, compiled)):
         endless = a[0].startswith("raised RecursionError")
         if backend != "eager" and a[0].startswith(OVERWRITTEN) and b[0] == "backward":
@@ -411,7 +411,7 @@ def compare(text, backend, statistics, settings):
             return None                                      # both have noticed a write
         if refused and a[0] == "returned" and SAVED[0] in b.error:
             return None                                      # or a parameter is, from which a second derivative is to be computed
-        if backend != "eager" and breaks and a.error.startswith(OF_A_VIEW) and b[0] == "returned":
+        if backend != "eager" and reasons and a.error.startswith(OF_A_VIEW) and b[0] == "returned":
             return None                                      # what is a view in eager may be a tensor of its own: see README
         if NONDETERMINISTIC in a[0]:
             return None                                      # a compiled one may be
