@@ -302,7 +302,9 @@ def compute(e: Emitter, steps: Iterable[Value], scope: Scope) -> None:
 
 def unnamed(steps: Iterable[Value], scope: Scope) -> list[Value]:
     """What is still to be computed for `steps`, operands first."""
-    return behind(steps, lambda v: known_name(v, scope) is None)
+    def unknown(value):
+        return known_name(value, scope) is None
+    return behind(filter(unknown, steps), unknown)
 
 
 def store_lines(e: Emitter, stores: Iterable[Value], scope: Scope) -> None:

@@ -142,6 +142,18 @@ def test_strides_of_dims_of_size_1_after_a_write(name, backend):
             assert got.stride() == want.stride() and torch.equal(got, want)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "decomposed", "cpp"])
+def test_strides_of_dims_of_size_1_of_a_view_that_was_written_through_a_view_of_it(backend):
+    def f(x):
+        y = x.abs()[None, :, None]
+        z = y.movedim(0, -1)
+        z.sub_(z.flip(0))
+        return y, y * x
+    x = torch.randn(3, 4, 6)
+    for got, want in zip(minicompile.compile(f, backend=backend)(x), f(x)):
+        assert got.stride() == want.stride() and torch.equal(got, want)
+
+
 def test_dead_views_and_duplicates_go():
     def f(x):
         y = x.exp()

@@ -527,3 +527,10 @@ def test_a_chunk_that_lies_in_memory_is_reduced_there():
     assert "float t_" not in source.code and "float* t_" in source.code
     source, = agree(lambda x: (x.var(-1), x + 1), rand(9, 3000), rtol=1e-5, atol=1e-6)
     assert "float t_" in source.code
+
+
+def test_a_condition_that_a_reduction_gave_is_not_computed_again_around_the_lanes():
+    def f(x):
+        x = x[1:4, 1:8]
+        return torch.where(x.any(), x, 2).mean()
+    agree(f, rand(6, 10))
