@@ -30,7 +30,7 @@ from .. import logs
 from ..ch01_graphs.fake import Enter, FakeTensor, fake_like, storage_key
 from ..ch01_graphs.floats import NAMESPACE, Float, float_text, free_names
 from ..ch01_graphs.graph import history_of, raise_kept_errors
-from ..ch01_graphs.layouts import each_has_its_place, is_window, length_of
+from ..ch01_graphs.layouts import each_has_its_place, is_dense, is_window, length_of
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr
 from ..ch01_graphs.trace import Recorder, backward_state, run_recorded
@@ -299,8 +299,8 @@ def _record_backward(recorder: Recorder, outputs: list, leaves: list) -> list:
 # The recording is functionalized. Inputs written under autograd get their new value from outside
 # (`x.copy_(new)`, so that the engine sees it); all other written inputs, such as the running statistics of
 # batch norm, are copied into by the graph itself. A gradient has the strides of its input: the engine would
-# copy it into that form anyway when it accumulates it into `.grad`. Only the real part of a complex gradient stays the view that it is in
-# eager, for it is not computed in one kernel with what makes it.
+# copy it into that form anyway when it accumulates it into `.grad`. What is a view in eager and not computed in one kernel with what makes
+# it stays a view (`stays_view`): the real part of a complex gradient, and what a formula hands on of a tangent, as that of a sum does.
 
 # %%
 def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: list) -> Joint:
@@ -318,7 +318,7 @@ def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: lis
             if isinstance(value, fx.Node):
                 b.current = value
                 target = returned[i] if i < count else entries[joint.gradients[i - count]]
-                values[i] = value if i >= count and part_of_complex(value) else restride(b, value, target)
+                values[i] = value if i >= count and stays_view(value) else restride(b, value, target)
         output.args = (tuple(values),)
     joint.reached = tangents_behind(gm, values[count:])
     append_mutations(gm, inside)
@@ -327,9 +327,10 @@ def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: lis
     return simplify(joint)
 
 
-def part_of_complex(value: fx.Node) -> bool:
-    root = view_chain(value)[0].meta["val"]
-    return root.is_complex() and not value.meta["val"].is_complex()
+def stays_view(gradient: fx.Node) -> bool:
+    """Is it a view of a tangent, or the real part of a complex gradient?"""
+    root = view_chain(gradient)[0]
+    return "tangent" in root.meta or root.meta["val"].is_complex() and not gradient.meta["val"].is_complex()
 
 
 # %% tags=["exercise:tangents-behind"]
@@ -393,7 +394,8 @@ def separate_results(joint: Joint) -> None:
 
 def handed_on(tangent: fx.Node, a: fx.Node, b: fx.Node) -> bool:
     """May two gradients be `a` and `b`, views of one memory? If they are one tensor, the engine counts who holds it, and copies it for
-    all but the last; if they are two, they must have no element in common. The memory is that of a tangent, as it is in eager."""
+    all but the last; if they are two, they must have no element in common, or gaps: what has gaps it copies before it keeps it or adds to
+    it. The memory is that of a tangent, as it is in eager."""
     if "tangent" not in tangent.meta:
         return False
     if a is b:
@@ -402,7 +404,7 @@ def handed_on(tangent: fx.Node, a: fx.Node, b: fx.Node) -> bool:
     if not all(type(n) is int for size, stride, offset in forms for n in (*size, *stride, offset)):
         return False
     (_, end), (start, _) = sorted((form[-1], length_of(form)) for form in forms)
-    return end <= start
+    return end <= start or not is_dense(a.meta["val"]) and not is_dense(b.meta["val"])
 
 
 # %% [markdown]

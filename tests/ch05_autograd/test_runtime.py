@@ -1571,3 +1571,30 @@ def test_a_view_behind_a_break_under_no_grad_has_its_history():
     assert viewed.requires_grad and not viewed.is_leaf and not detached.requires_grad
     viewed.sum().backward()
     assert x.grad.equal(torch.ones(3, 6))
+
+
+VIEWS_OF_TANGENTS = {
+    "a sum": lambda a, b: a.sum() + b.sum(), "of columns": lambda a, b: a.sum(0) + b.sum(1), "columns": lambda a, b: torch.cat([a, b], 1),
+    "the last dim": lambda a, b: torch.stack([a, b], -1), "transposed": lambda a, b: a.t().contiguous() + b.t(),
+    "padded": lambda a, b: F.pad(a, (1, 2)) + F.pad(b, (2, 1)), "a row": lambda a, b: a + b[0]}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", VIEWS_OF_TANGENTS)
+def test_a_gradient_that_is_a_view_of_a_tangent_is_that_view(name, dynamic, backend):
+    function, seen = VIEWS_OF_TANGENTS[name], []
+    for run in (function, minicompile.compile(function, backend=backend, dynamic=dynamic)):
+        torch.manual_seed(0)
+        a, b = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+        y = run(a, b)
+        g = torch.randn(y.shape)
+        found = torch.autograd.grad(y, (a, b), g, retain_graph=True)
+        layouts = [(t.stride(), t.untyped_storage().data_ptr() == g.untyped_storage().data_ptr()) for t in found]
+        y.backward(g, retain_graph=True)
+        a.grad.mul_(2)                                      # a program clips what it was given
+        y.backward(g)
+        seen.append((layouts, [t.clone() for t in found], a.grad, b.grad))
+    assert dynamic or seen[1][0][0] == seen[0][0][0]
+    assert dynamic or name in ("transposed", "a row") or seen[1][0] == seen[0][0]
+    torch.testing.assert_close(seen[1][1:], seen[0][1:])
