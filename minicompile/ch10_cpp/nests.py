@@ -345,11 +345,11 @@ def store_lines(e: Emitter, stores: Iterable[Value], scope: Scope) -> None:
 # So `i1` is the lane. (The operand that lost is read in tiles, `emit.py`.)
 
 # %%
-def vote(e: Emitter, variable: Symbol) -> float:
+def vote(e: Emitter, variable: Symbol, other: Symbol | None = None) -> float:
     """How well `variable` serves as the innermost loop: bytes moved contiguously minus bytes moved in
-    jumps."""
+    jumps. Against `other`, accesses that this one does not move, and that would leave its loop, do not count."""
     total = 0.0
-    accesses = [v for v in e.graph.steps if v.op in ("load", "store")]
+    accesses = [v for v in e.graph.steps if v.op in ("load", "store") and (other is None or along_lane(e, v.index, other) != 0)]
     if e.graph.reductions:      # what happens once per row does not matter
         accesses = [a for a in accesses if e.graph.row & (a.dims if a.op == "load" else symbols(a.index))] or accesses
     for access in accesses:
@@ -360,11 +360,11 @@ def vote(e: Emitter, variable: Symbol) -> float:
     return total * min(present(variable.size), 16) / 16 if total > 0 else total
 
 
-def best_lane(e: Emitter, candidates: tuple[Symbol, ...]) -> tuple[Symbol | None, float]:
-    """The best variable (later ones win ties) and its vote."""
+def best_lane(e: Emitter, candidates: tuple[Symbol, ...], other: Symbol | None = None) -> tuple[Symbol | None, float]:
+    """The best variable (later ones win ties) and its vote, against `other`."""
     best, score = None, float("-inf")
     for variable in candidates:
-        v = vote(e, variable)
+        v = vote(e, variable, other)
         if v >= score:
             best, score = variable, v
     return best, score

@@ -73,10 +73,11 @@ def unknown(r: Value) -> Unsupported:
 
 # %%
 def emit_reductions(e: Emitter, function: Scope) -> None:
-    """All loops of a kernel with reductions."""
+    """All loops of a kernel with reductions: the lane is a row's own variable, or goes across the rows, of which those of an embedding
+    are summed like this. What then is loaded once for all lanes, as their indices, does not speak for walking along the rows."""
     kernel = e.kernel
-    row_lane, row_vote = best_lane(e, kernel.reduction_vars)
     column_lane, column_vote = best_lane(e, kernel.vars)
+    row_lane, row_vote = best_lane(e, kernel.reduction_vars, column_lane)
     length = product(v.size for v in kernel.reduction_vars)
     short = isinstance(length, int) and length <= 32 and column_lane is not None and column_vote > 0
     if column_lane is not None and (column_vote > row_vote or short):

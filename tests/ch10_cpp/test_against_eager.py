@@ -131,6 +131,16 @@ def test_the_lane_of_a_lookup_is_the_column():
         assert "lane < 8;" in source.code
 
 
+@pytest.mark.parametrize("fn", [lambda t, i: F.embedding(i, t).sum(1), lambda t, i: F.embedding(i, t).amax(1),
+                                lambda t, i: (F.embedding(i, t) * (i > 3)[..., None]).mean(1)])
+def test_rows_that_are_looked_up_are_summed_across(fn):
+    """Along the rows each element would be fetched by itself; that their indices lie side by side does not make up for it."""
+    at = torch.arange(4096).view(32, 128) * 7 % 100
+    for dtype in (torch.float32, torch.bfloat16):
+        (source,) = agree(lambda t: fn(t, at), rand(100, 64).to(dtype))
+        assert "reduction(" not in source.code and "lane < 64;" in source.code
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fn", [
     lambda x: F.max_pool1d(x[0], 3, 2, 1), lambda x: F.max_pool2d(x, 3, 2, 1), lambda x: F.max_pool2d(x, 5, 2, 2).relu(),
