@@ -2,6 +2,7 @@
 import math
 import platform
 import re
+import time
 
 import pytest
 import torch
@@ -544,3 +545,20 @@ def test_a_condition_that_a_reduction_gave_is_not_computed_again_around_the_lane
         x = x[1:4, 1:8]
         return torch.where(x.any(), x, 2).mean()
     agree(f, rand(6, 10))
+
+
+@pytest.mark.parametrize("fn", [torch.exp, torch.exp2])
+def test_exponentials_of_what_is_masked_take_no_longer_than_others(fn):
+    """A product that is too small for a float costs the processor a hundred cycles, also if it is rounded to 0."""
+    small = torch.tensor([-torch.inf, -1e9, -3e4, -400, -200, -177, -176, -175, -152, -151, -150, -149, -110, -104, -103.5, -100, -90, -87])
+    agree(fn, torch.cat([small, small - 0.4]))
+    run = minicompile.compile(fn, backend="cpp")
+
+    def took(value):
+        x, best = torch.full((1 << 16,), value), torch.inf
+        for _ in range(20):
+            start = time.process_time()
+            run(x)
+            best = min(best, time.process_time() - start)
+        return best
+    assert took(-torch.inf) < 3 * took(-1.0) and took(-300.0) < 3 * took(-1.0)
