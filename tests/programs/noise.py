@@ -35,7 +35,8 @@ BETWEEN = {"hardtanh_backward", "hardshrink_backward", "softshrink_backward", "l
 # The same of those that make NaN, or a slope of another piece: the place of the operand
 PIECES = {"elu_backward": 5, "hardswish_backward": 1}
 HALF = torch.float16, torch.bfloat16
-# Of two zeros of different signs either may be the larger: eager's loops answer by place, and `relu` is a maximum to a compiler
+# Of two zeros of different signs either may be the larger: eager's loops answer by place, and `relu` is a maximum to a compiler. Of NaN
+# they make one sort of NaN, or keep it
 LARGER = {"maximum", "minimum", "fmax", "fmin", "relu", "relu_", "clamp", "clamp_", "clamp_min", "clamp_max"}
 
 
@@ -74,6 +75,9 @@ class Noise(TorchDispatchMode):
         factor = torch.where(t == 0, u.sign(), 1 + u * (UNITS * eps))     # a zero may have the other sign, and so may what is no number
         nan = t.double() if self.seed % 2 else torch.full_like(u, torch.nan)        # or another sort of NaN, which shows in its bits
         t.copy_(torch.where(t.isnan(), nan.copysign(u), t.double() * factor))
+        if t.dtype in HALF and not self.seed % 2:               # a loop that converts several numbers at once makes one sort only
+            nan = torch.tensor(torch.nan, dtype=t.dtype, device=t.device).view(torch.int16)
+            t.view(torch.int16).copy_(torch.where(t.isnan(), torch.where(u < 0, nan, nan | -2**15), t.view(torch.int16)))
 
     def disturb_as_(self, t, size):
         """By roundings of numbers of another size."""
@@ -105,7 +109,7 @@ class Noise(TorchDispatchMode):
         if exact:
             out = self.run_exact(func, args, kwargs)
             if self.seed % 2 and name in LARGER and out.is_floating_point() and not overlaps(out):
-                out.copy_(torch.where(out == 0, -out, out))
+                out.copy_(torch.where(out == 0, -out, torch.where(out.isnan(), torch.nan, out)))
             return out
         schema = func._schema
         written = {i for i, spec in enumerate(schema.arguments) if spec.alias_info is not None and spec.alias_info.is_write}
