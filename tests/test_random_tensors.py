@@ -225,6 +225,19 @@ def test_what_kernels_leave_open_is_not_compared(name):
         assert any(found) == seen, found
 
 
+def test_memory_that_only_results_of_eager_have_is_not_compared(monkeypatch):
+    def refuse(x):
+        raise RuntimeError("setStorage: sizes [2], strides [1] are out of bounds")
+    execute = compare.execute
+    monkeypatch.setattr(compare, "execute", lambda code, compile_, **kwargs: execute(
+        code, compile_ if compile_(1) == 1 else lambda f: refuse, **kwargs))
+    monkeypatch.setattr(compare.minicompile, "compile", lambda f, **kwargs: None)
+    for size, seen in ((2, False), (1, True)):
+        text = ("import torch\ndef drive(compile_, call):\n    call(compile_(entry), torch.linspace(0, 1, 12))\n"
+                f"def entry(x):\n    return torch.nn.functional.smooth_l1_loss(x, x.roll(1)).as_strided(({size},), (1,))")
+        assert (compare.check(text, "cpp") is not None) == seen
+
+
 def test_running_statistics_are_compared():
     code = compile("import torch\ndef drive(compile_, call):\n    x = torch.linspace(-1, 2, 12).view(4, 3)\n"
                    "    call(compile_(entry), x, torch.zeros(3), torch.ones(3))\n"

@@ -209,6 +209,24 @@ def overlaps(t) -> bool:
     return any(stride == 0 and size > 1 for size, stride in zip(t.shape, t.stride()))
 
 
+class Trimmed(TorchDispatchMode):
+    """Gives each new tensor memory of its size: of a loss that is a number eager keeps what the losses of all elements were in."""
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        new = all(spec.alias_info is None for spec in func._schema.returns)
+        return pytree.tree_map(lambda t: t.clone() if has_more_memory(t) else t, out) if new else out
+
+
+def has_more_memory(t) -> bool:
+    return isinstance(t, torch.Tensor) and t.layout is torch.strided and not t._is_zerotensor() and \
+        t.untyped_storage().nbytes() > t.element_size() * (1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride())))
+
+
 class Overlaps(TorchDispatchMode):
     """`found`: whether some operator read elements, at another place, that it wrote."""
 
