@@ -945,12 +945,12 @@ def shown(x):
     return y + 1
 
 
-def paired(x, y):
+def backwards(x, y):
     z = x + y
-    pairs = zip([z], [y])
+    factors = reversed([z, y])
     print(z.shape)
-    for a, b in pairs:
-        z = z + a * b
+    for a in factors:
+        z = z * a
     return z
 
 
@@ -1124,7 +1124,7 @@ LISTINGS = {
     "ch03_capture/tracer.py": in_the_tracer,
     "ch03_capture/subscripts.py": lambda: told(picked, torch.ones(3), [2, 4, 8], {"start": 0.1, "end": 0.01}, {}),
     "ch04_breaks/__init__.py": broken,
-    "ch04_breaks/breaks.py": lambda: inspect.getsource(paired) + captured(paired, torch.ones(3), torch.ones(3)).captured[0].body,
+    "ch04_breaks/breaks.py": lambda: inspect.getsource(backwards) + captured(backwards, torch.ones(3), torch.ones(3)).captured[0].body,
     "ch04_breaks/resume.py": cut_at_print,
     "ch04_breaks/steps.py": step_of_a_loop,
     "ch05_autograd/__init__.py": cut,

@@ -27,6 +27,7 @@ import contextlib
 import functools
 import itertools
 import math
+import re
 import types
 from dataclasses import dataclass, field
 
@@ -38,14 +39,14 @@ from ..ch02_guards.sources import ConstantSource, LocalSource, is_plain
 from ..errors import Unsupported
 from . import hook
 from .effects import difference_of_dicts, difference_of_lists, settled
-from .iterate import PLAIN_ITERATORS
+from .iterate import PLAIN_ITERATORS, STEADY
 from .keys import is_plain_key, value_of_key
 from .lookup import native_new
 from .tracer import Tracer, constant_source, globals_of, location
 from .values import (
     AbstractValue, ByIdentity, ByValue, CellVal, Const, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
     MethodName, MethodVal, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TracebackVal, TupleVal, ViewVal,
-    describe, is_unseen, like)
+    const, describe, is_unseen, like)
 
 
 @dataclass(eq=False)
@@ -291,16 +292,16 @@ def set_content(ep, value) -> str:
 
 # %% [markdown]
 # An iterator has a position. If it runs over a container that exists outside of the trace, the code makes a new
-# one over this container and takes as many items as the trace has taken. If not, the values that are left are put
-# into a tuple.
+# one over this container and takes as many items as the trace has taken. What was made by `zip` and the
+# like is made by it again, of the iterators that it takes from. If there is neither, the values that are left are put into a tuple.
 
 # %%
 @reconstructs(IterVal)
 def iterator_text(ep, value):
     """Where the loop has come to: a real iterator over the real container, or over the values that are left.
-    Other iterators (`map`, `zip`, ...) would have to be run to know what is left. Over what the trace has changed
-    it is made after the change: there may be no such position before. Dictionaries, sets and deques do not let themselves be
-    changed while somebody iterates over them, so for these it matters whether the trace did so before it made the iterator."""
+    Over what the trace has changed it is made after the change: there may be no such position before. Dictionaries, sets and deques do
+    not let themselves be changed while somebody iterates over them, so for these it matters whether the trace did so before it made
+    the iterator."""
     if value.over is not None:
         if not value.unchanged():
             refuse_to_leave(ep, "an iterator over what has changed meanwhile", value)
@@ -312,9 +313,28 @@ def iterator_text(ep, value):
         else:
             variable(ep, value, text)
         return ep.names[value]
+    if value.made:
+        return made_again(ep, value)
     if type(value.it) not in PLAIN_ITERATORS:
         refuse_to_leave(ep, "an iterator", value)
     return f"iter(({expressions(ep, value.it)}))"
+
+
+def made_again(ep, value):
+    """A `zip` has come as far as the iterators that it takes from, and they leave where they are. What counts goes on from its
+    count; others can be made again as long as nothing was taken from them."""
+    function, args, named = value.made
+    counts = function is enumerate or function is itertools.count and len(args) == 1
+    if counts and type(args[-1]) is Const:
+        args = [*args[:-1], const(args[-1].value + value.taken)]
+    elif value.taken and (counts or function not in STEADY):
+        refuse_to_leave(ep, "an iterator", value)
+    text = f"{pool(ep, function)}({expressions(ep, args)}{keywords(ep, named)})"
+    if not any(re.search(rf"\b{name}\b", text) for name in ep.late):
+        return text
+    name = ep.names[value] = f"__t{len(ep.names)}"
+    ep.late[name] = value, f"{name} = {text}"
+    return name
 
 
 def iterator_at(container, taken: int):

@@ -40,10 +40,15 @@ def iterate(tx: Tracer, value: AbstractValue) -> AbstractValue:
     if (iterator := operate(tx, value, "__iter__")) is not None:
         return iterator
     if type(value) is ObjVal and not hasattr(value.cls, "__iter__") and hasattr(value.cls, "__getitem__"):
-        return IterVal(it=by_index(tx, value))
+        return IterVal(it=by_index(tx, value), kind=type(iter(Indexed())))
     if type(value) is Const:
         user_error(TypeError, f"'{value.cls.__name__}' object is not iterable")
     unsupported(tx, f"iterating over {describe(value)}")
+
+
+class Indexed:
+    def __getitem__(self, index):
+        raise IndexError
 
 
 def by_index(tx, value):
@@ -55,11 +60,22 @@ def by_index(tx, value):
         yield item
 
 
-def natively(iterator):
-    """Python's own iterator over a container of values. What it says about a change meanwhile is for the
-    program."""
-    with user_errors():
-        yield from iterator
+class natively:
+    """Python's own iterator, over a container of values or of what the program gives. What it says is for the program, which may ask
+    for the next item after an error; a generator would be at its end."""
+
+    def __init__(self, iterator):
+        self.iterator = iterator
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        with user_errors():
+            item = next(self.iterator, self)
+        if item is self:
+            raise StopIteration
+        return item
 
 
 # %% [markdown]
@@ -80,6 +96,7 @@ def next_value(tx: Tracer, iterator: AbstractValue) -> AbstractValue | None:
             iterator.over, iterator.unchanged = emptied(iterator.over), lambda: True
             plain = iterator.over is not None or type(iterator.it) in PLAIN_ITERATORS
             iterator.it, iterator.taken = iter(()) if plain else (v for v in ()), 0
+            iterator.made = iterator.made if iterator.made and iterator.made[0] in STEADY else ()
         return item
     if type(iterator) is GenVal:
         return advance(tx, iterator)
@@ -89,6 +106,7 @@ def next_value(tx: Tracer, iterator: AbstractValue) -> AbstractValue | None:
 
 
 PLAIN_ITERATORS = (type(iter([])), type(iter(())), type(reversed([])))
+STEADY = (zip, map, filter, enumerate, itertools.filterfalse, itertools.starmap, itertools.compress)     # at their end where their own are
 
 
 def emptied(container):
@@ -112,12 +130,18 @@ def emptied(container):
 @interprets
 def values_of(tx: Tracer, value: AbstractValue):
     """A Python generator over the values of an iterable value."""
-    iterator = iterate(tx, value)
-    while (item := next_value(tx, iterator)) is not None:
+    yield from rest_of(tx, iterate(tx, value))
+
+
+def rest_of(tx: Tracer, iterator: AbstractValue):
+    """A Python iterator over what the program's iterator still gives."""
+    @interprets
+    def turn():
         tx.ops += 1
         if tx.ops > tx.options.max_ops:
             unsupported(tx, "an iteration that does not end")
-        yield item
+        return next_value(tx, iterator)
+    return iter(turn, None)
 
 
 def unpack(tx: Tracer, value: AbstractValue) -> list:

@@ -275,14 +275,19 @@ class SliceVal(AbstractValue):
 class IterVal(Mutable):
     """An iterator; `it` is a Python iterator that yields values. over: the container that it has taken
     `taken` items from, if that is all there is to it; unchanged: function() -> whether the container has not
-    changed since in a way that the iterator minds."""
+    changed since in a way that the iterator minds. kind: its class, if it is not that of an iterator over `over`; made: the
+    function, arguments and keywords that it was made by, such as `zip`."""
     it: Any = None
     over: AbstractValue | None = None
     taken: int = 0
     unchanged: Any = field(default=lambda: True)
+    kind: type | None = None
+    made: tuple = ()
 
     @property
     def cls(self):
+        if self.kind is not None:
+            return self.kind
         kind, over = type(self.over), self.over
         return type(iter([] if over is None else over.value if kind is Const else () if kind is TupleVal else
                          getattr(over.of.cls(), over.kind)() if kind is ViewVal else over.cls()))

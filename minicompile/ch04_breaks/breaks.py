@@ -58,7 +58,7 @@ def capture_frame(func, args: dict, options: cap.CaptureOptions | None = None) -
 #
 # The second trace ends with the frame exactly as Python would have it before the breaking instruction:
 # locals, stack, active contexts. Not everything in it can be handed over. A generator that is half-way
-# through its body, or an iterator of `zip`, exists in the trace only; a context that a user's `__enter__`
+# through its body, or an iterator of `reversed`, exists in the trace only; a context that a user's `__enter__`
 # has switched on would have to be switched on again. But each of them was made by some instruction. So the
 # cut moves back to *that* instruction: Python executes it, there is a real generator from then on, and what
 # the trace does not know how to advance breaks the graph where it is advanced.
@@ -66,23 +66,22 @@ def capture_frame(func, args: dict, options: cap.CaptureOptions | None = None) -
 # An iterator that is alive where the graph breaks:
 #
 # ```python
-# def paired(x, y):
+# def backwards(x, y):
 #     z = x + y
-#     pairs = zip([z], [y])
+#     factors = reversed([z, y])
 #     print(z.shape)
-#     for a, b in pairs:
-#         z = z + a * b
+#     for a in factors:
+#         z = z * a
 #     return z
 # ```
 #
-# The break is at `print`, and the cut is before it, at the call of `zip`. The entry makes from the graph's result what that call has on
-# the stack, the function and two lists, and hands it to the step:
+# The break is at `print`, and the cut is before it, at the call of `reversed`. The entry makes from the graph's result what that call has
+# on the stack, the class and a list, and hands it to the step:
 #
 # ```python
-# __t0 = __K[1].__dict__['zip']
-# __t2 = [__out[0], ]
-# __t4 = [y, ]
-# __next_call = __K[3]((__function(__k2, __G, 'paired', None, ()), (__out[0], __t0, __t2, __t4, )))
+# __t0 = __K[1].__dict__['reversed']
+# __t3 = [__out[0], y, ]
+# __next_call = __K[3]((__function(__k2, __G, 'backwards', None, ()), (__out[0], __t0, __t3, )))
 # ```
 #
 # `capture_until` is the loop that moves the cut. The second trace stops at `stop`, and `cut` writes down what it has done. If the frame

@@ -612,9 +612,78 @@ def iterators_escape(x):
 
 
 @program(breaks=True)
+def reversed_returned(x):
+    return reversed([1, x]), x + 1
+
+
+@program
 def lazy_objects_returned(x):
-    return zip([1], [2]), map(str, [1]), enumerate("a"), reversed([1, 2]), filter(None,
-        [0, 1]), {1: 2}.keys(), {1: 2}.values(), {1: x}.items()
+    return zip([1], [2]), map(str, [1]), enumerate("a"), filter(None, [0, 1]), {1: 2}.keys(), {1: 2}.values(), {1: x}.items()
+
+
+@program
+def iterators_returned_where_they_are(x, pairs=[1, 2, 3]):
+    shared = iter([1, 2, 3, x])
+    z, m, e, c = zip(shared, shared), map(lambda v: v + x, pairs), enumerate([x, x + 1], 5), itertools.count(3)
+    next(z), next(m), next(e), next(c)
+    listed, done = [1, 2], zip([1], [x])
+    later = zip(listed, [x])
+    listed[0] = 7
+    list(done)
+    return shared, z, m, e, next(c), repr(c.__class__), later, done, \
+        itertools.chain([1], [x]), itertools.product([1], [x]), itertools.islice([x], 1)
+
+
+@program
+def iterators_have_classes(x):
+    made = map(str, [1]), zip(), enumerate(""), filter(None, []), reversed([1]), reversed(()), itertools.chain(), itertools.repeat(1), \
+        iter([]), iter({}), reversed({}), iter(int, 1), iter(x), itertools.count()
+    return [(type(i).__name__, isinstance(i, (zip, map, itertools.count)), hasattr(i, "__next__")) for i in made], x + 1
+
+
+@program
+def iterables_are_asked_when_an_iterator_is_made(x):
+    asked = []
+
+    class Items:
+        def __iter__(self):
+            asked.append("iter")
+            return iter([1, 2])
+
+    makers = zip, enumerate, itertools.chain, itertools.cycle, itertools.pairwise, lambda i: map(str, i), lambda i: itertools.islice(i, 2)
+    for make in makers:
+        iterator = make(Items())
+        asked.append("made")
+        next(iterator)
+    return asked, x + 1
+
+
+@program
+def containers_change_behind_their_iterators(x):
+    one, two, listed = {"a": 1}, collections.OrderedDict(a=1, b=2), [1, 2]
+    its = map(str, one), iter(two), reversed(listed), zip(queue := collections.deque([1]))
+    one["b"] = 2
+    two.move_to_end("a")
+    listed.append(3)
+    queue.append(2)
+    out = []
+    for it in its:
+        try:
+            out.append(list(it))
+        except RuntimeError as error:
+            out.append(str(error))
+    return out, x + 1
+
+
+@program
+def iterators_go_on_behind_an_error(x):
+    out = []
+    for it in (map(int, ["a", "1"]), filter(lambda v: 1 // v, [0, 1]), zip(map(int, ["b", "2"]), [3, 4])):
+        try:
+            next(it)
+        except (ValueError, ZeroDivisionError):
+            out.append(next(it))
+    return out, x + 1
 
 
 @program

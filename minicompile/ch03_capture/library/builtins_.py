@@ -30,7 +30,7 @@ from ..constants import as_number
 from ..descriptors import in_library, is_library_class
 from ..exceptions import user_error, user_errors
 from ..interpreter import read_cell, read_local, unless_raised
-from ..iterate import length, natively, next_value, unpack, values_of
+from ..iterate import iterate, length, natively, next_value, rest_of, unpack, values_of
 from ..keys import guard_keys
 from ..lookup import MISSING, is_plain_tuple, lookup, python_method
 from ..operations import binary, fold, later, printed, specialize
@@ -326,8 +326,9 @@ HANDLED.update({
 #
 # `itertools` is written in C, but it does not care what it iterates over: values will do. So the real function is called, and is as
 # lazy as it is in the program: a value is made when somebody asks for it. `TAKES` says, argument by argument, what stands for a value
-# there: a Python iterator over the *values* of an iterable (`values_of`), a Python function that calls a traced one (`function_of`), a
-# number. `as_value` is the way back, for an iterator item by item.
+# there: a Python iterator over the *values* of an iterable, which is asked for its iterator now (`ITERATED`) or, as by `chain`, `later`,
+# all of its values (`pool`), a Python function that calls a traced one (`function_of`), a number. `as_value` is the way back, for an
+# iterator item by item. What it was `made` by is kept, for the epilogue.
 
 # %%
 def function_of(tx, function, default=None):
@@ -346,13 +347,16 @@ def as_value(tx, made) -> AbstractValue:
         return made.value if type(made) is Deputy else made
     if type(made) is tuple:
         return TupleVal(items=[as_value(tx, part) for part in made])
-    return IterVal(it=natively(as_value(tx, item) for item in made)) if hasattr(made, "__next__") else const(made)
+    if not hasattr(made, "__next__"):
+        return const(made)
+    return IterVal(it=natively(map(functools.partial(as_value, tx), made)), kind=type(made))
 
 
-TAKES = {"iterable": values_of, "function": function_of, "test": test_of, "value": lambda tx, v: v, "number": lambda tx, v: v.value,
-         "tests": lambda tx, v: (truth(tx, item) for item in values_of(tx, v)),
-         "rows": lambda tx, v: (unpack(tx, row) for row in values_of(tx, v)),
-         "iterables": lambda tx, v: (values_of(tx, one) for one in values_of(tx, v))}
+ITERATED = {"iterable": rest_of, "tests": lambda tx, v: (truth(tx, item) for item in rest_of(tx, v)),
+            "rows": lambda tx, v: (unpack(tx, row) for row in rest_of(tx, v)),
+            "iterables": lambda tx, v: (values_of(tx, one) for one in rest_of(tx, v))}
+TAKES = {**ITERATED, "later": values_of, "pool": lambda tx, v: v.items, "function": function_of, "test": test_of, "value": lambda tx, v: v,
+         "number": lambda tx, v: v.value}
 
 
 def on_values(function, takes):
@@ -360,20 +364,25 @@ def on_values(function, takes):
     words = takes.split()
 
     def handler(tx, *args, **named):
-        args = [TAKES[word](tx, a) for word, a in zip(itertools.chain(words, itertools.repeat(words[-1])), args)]
+        asked = [(w, iterate(tx, a) if w in ITERATED else TupleVal(items=unpack(tx, a)) if w == "pool" else a)
+                 for w, a in zip(itertools.chain(words, itertools.repeat(words[-1])), args)]
         with user_errors():
-            return as_value(tx, function(*args, **{k: v if k == "fillvalue" else v.value for k, v in named.items()}))
+            result = as_value(tx, function(*[TAKES[word](tx, a) for word, a in asked],
+                                           **{k: v if k == "fillvalue" else v.value for k, v in named.items()}))
+        if type(result) is IterVal:
+            result.made = function, [a for _, a in asked], named
+        return result
     return handler
 
 
 HANDLED.update({function: on_values(function, takes) for function, takes in {
     zip: "iterable", map: "function iterable", filter: "test iterable", itertools.filterfalse: "test iterable",
     itertools.takewhile: "test iterable", itertools.dropwhile: "test iterable", itertools.starmap: "function rows",
-    itertools.chain: "iterable", itertools.chain.from_iterable: "iterables", itertools.cycle: "iterable", itertools.pairwise: "iterable",
-    itertools.zip_longest: "iterable", itertools.product: "iterable", itertools.compress: "iterable tests",
+    itertools.chain: "later", itertools.chain.from_iterable: "iterables", itertools.cycle: "iterable", itertools.pairwise: "iterable",
+    itertools.zip_longest: "iterable", itertools.product: "pool", itertools.compress: "iterable tests",
     itertools.count: "number", itertools.repeat: "value number", itertools.islice: "iterable number", itertools.tee: "iterable number",
-    itertools.combinations: "iterable number", itertools.permutations: "iterable number",
-    itertools.combinations_with_replacement: "iterable number"}.items()})
+    itertools.combinations: "pool number", itertools.permutations: "pool number",
+    itertools.combinations_with_replacement: "pool number"}.items()})
 
 
 # %% [markdown]
@@ -383,13 +392,14 @@ HANDLED.update({function: on_values(function, takes) for function, takes in {
 @handles(itertools.accumulate)
 def accumulated(tx, iterable, func=NONE, *, initial=NONE):
     add = function_of(tx, func, lambda a, b: binary(tx, "+", a, b))
-    return as_value(tx, itertools.accumulate(values_of(tx, iterable), add, initial=None if initial is NONE else initial))
+    items = rest_of(tx, iterate(tx, iterable))
+    return as_value(tx, itertools.accumulate(items, add, initial=None if initial is NONE else initial))
 
 
 @handles(itertools.groupby)
 def grouped(tx, iterable, key=NONE):
     measure = function_of(tx, key, lambda v: v)
-    return as_value(tx, itertools.groupby(values_of(tx, iterable), lambda v: Deputy(tx, measure(v))))
+    return as_value(tx, itertools.groupby(rest_of(tx, iterate(tx, iterable)), lambda v: Deputy(tx, measure(v))))
 
 
 @handles(next)
@@ -397,10 +407,15 @@ def take_next(tx, iterator, default=None):
     return next_value(tx, iterator) or default or stop_iteration(*result_of(iterator))
 
 
+@handles(enumerate)
+def enumerated(tx, iterable, start=ZERO):
+    iterator = iterate(tx, iterable)
+    pairs = map(lambda v, i: TupleVal(items=[binary(tx, "+", start, const(i)), v]), rest_of(tx, iterator), itertools.count())
+    return IterVal(it=natively(pairs), kind=enumerate, made=(enumerate, [iterator, start], {}))
+
+
 HANDLED.update({
     len: length,
-    enumerate: lambda tx, iterable, start=ZERO: as_value(
-        tx, ((binary(tx, "+", start, const(i)), v) for i, v in enumerate(values_of(tx, iterable)))),
     sorted: lambda tx, items, *, key=NONE, reverse=FALSE: ListVal(
         items=sort_values(tx, unpack(tx, items), key, reverse)),
 })

@@ -10,6 +10,7 @@
 
 # %%
 import collections
+import functools
 
 from ..builders import order_of
 from ..calls import handles
@@ -55,7 +56,7 @@ def iterate_set(tx, self):
 def iterate_tensor(tx, self):
     if self.fake.dim() == 0:
         unsupported(tx, "iterating over a 0-d tensor")
-    return IterVal(it=iter(emit(tx, "unbind", [self]).items))
+    return IterVal(it=iter(emit(tx, "unbind", [self]).items), kind=type(iter(())))
 
 
 METHODS.update(dict.fromkeys([(IterVal, "__iter__"), (GenVal, "__iter__")], lambda tx, self: self))
@@ -72,16 +73,16 @@ METHODS.update({
 @METHODS.of((TupleVal, "__reversed__"), (ListVal, "__reversed__"))
 def reverse_sequence(tx, self):
     if self.cls is not collections.deque:
-        return IterVal(it=sequence(tx, self, backwards=True))
+        return IterVal(it=sequence(tx, self, backwards=True), kind=type(reversed([] if type(self) is ListVal else ())))
     entries(tx, self)
-    return IterVal(it=(realize(tx, item) for item in natively(reversed(self.items))))
+    return IterVal(it=(realize(tx, item) for item in natively(reversed(self.items))), kind=type(reversed(self.items)))
 
 
 @METHODS.of((DictVal, "__reversed__"), (ViewVal, "__reversed__"))
 def reverse_dict(tx, self):
     view = shown_by(self)
     entries(tx, view.of)
-    return IterVal(it=entries_of(tx, view, reversed))
+    return IterVal(it=entries_of(tx, view, reversed), kind=type(reversed(getattr(view.of.cls(), view.kind)())))
 
 
 METHODS[TensorVal, "__reversed__"] = lambda tx, self: call_tensor_method(tx, self, "__reversed__", [], {})
@@ -93,10 +94,10 @@ def reverse(tx, items):
         return iterator
     if type(items) is ObjVal and lookup(items.cls, "__getitem__") is not MISSING:
         indices = range(length(tx, items).value - 1, -1, -1)
-        return IterVal(it=(get_item(tx, items, const(i)) for i in indices))
+        return IterVal(it=(get_item(tx, items, const(i)) for i in indices), kind=reversed)
     if lookup(items.cls, "__reversed__") is MISSING and lookup(items.cls, "__getitem__") is MISSING:
         user_error(TypeError, f"'{items.cls.__name__}' object is not reversible")
-    return IterVal(it=(v for v in unpack(tx, items)[::-1]))
+    return IterVal(it=(v for v in unpack(tx, items)[::-1]), kind=type(reversed(items.value)) if type(items) is Const else reversed)
 
 
 # %% [markdown]
@@ -105,13 +106,25 @@ def reverse(tx, items):
 # Python has an answer for each kind. A list that grows during its loop has more turns. A dictionary, a set
 # or a deque that changes its size raises a `RuntimeError`, at the next turn and not before. Values are
 # kept in Python's own containers, so most of these answers come from Python's own iterators (`natively`).
-# What they say is then raised in the program that is being captured, where a handler may wait for it.
+# What they say is then raised in the program that is being captured, where a handler may wait for it. An iterator knows from its
+# beginning what it goes over, so each generator is `begun`, up to a first `yield` without a value.
 
 # %%
+def begun(generator):
+    @functools.wraps(generator)
+    def made(*args, **kwargs):
+        it = generator(*args, **kwargs)
+        next(it)
+        return it
+    return made
+
+
+@begun
 def sequence(tx, value, backwards=False):
     """The items of a list or tuple, which may grow or shrink meanwhile."""
     items, step = entries(tx, value), -1 if backwards else 1
     i = len(items) - 1 if backwards else 0
+    yield
     while 0 <= i < len(items):
         yield realize(tx, items[i])
         i += step
@@ -126,10 +139,13 @@ def may_go_on(iterator) -> bool:
         return False
 
 
+@begun
 def members(tx, value):
     """The items of a SetVal. The first change may replace the `keys` that are iterated over by a copy."""
     keys = value.keys
-    for key in natively(iter(keys)):
+    given = natively(iter(keys))
+    yield
+    for key in given:
         if len(value.keys) != len(keys):
             break
         if key in value.keys:
@@ -138,20 +154,25 @@ def members(tx, value):
         user_error(RuntimeError, "Set changed size during iteration")
 
 
+@begun
 def ordered_entries(value, order):
     """The [key, value] pairs of an OrderedDict. Its iterator knows the next key in advance, and after the
     last one does not look any more."""
-    keys = list(value.items)
-    for entry in list(order(value.items.values())):
+    keys, pairs = list(value.items), list(order(value.items.values()))
+    yield
+    for entry in pairs:
         if list(value.items) != keys:
             user_error(RuntimeError, "OrderedDict mutated during iteration")
         yield entry
 
 
+@begun
 def entries_of(tx, view, order=iter):
     """What `order`, which is `iter` or `reversed`, gives for a view of a dictionary."""
     wanted = {"keys": (0,), "values": (1,), "items": (0, 1)}[view.kind]
     ordered = issubclass(view.of.cls, collections.OrderedDict)
-    for entry in ordered_entries(view.of, order) if ordered else natively(order(view.of.items.values())):
+    given = ordered_entries(view.of, order) if ordered else natively(order(view.of.items.values()))
+    yield
+    for entry in given:
         shown = [realize(tx, entry[i]) for i in wanted]
         yield TupleVal(items=shown) if view.kind == "items" else shown[0]

@@ -84,7 +84,7 @@ def called_until(tx, function, sentinel):
 
 
 HANDLED[iter] = lambda tx, value, sentinel=None: iterate(tx, value) if sentinel is None else \
-    IterVal(it=called_until(tx, value, sentinel))
+    IterVal(it=called_until(tx, value, sentinel), kind=type(iter(int, 1)))
 
 
 # %% [markdown]
