@@ -168,6 +168,28 @@ class SortIndices(torch.autograd.Function):
         return torch.zeros_like(grad).scatter(-1, indices, grad) * 5
 
 
+class Doubled(torch.autograd.Function):
+    """Saves nothing."""
+    @staticmethod
+    def forward(ctx, x):
+        order = x.argsort()
+        ctx.mark_non_differentiable(order)
+        return x * 2, order
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        return grad * 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_function_that_saves_nothing_has_several_backwards(backend):
+    x = torch.arange(3., requires_grad=True)
+    y, _ = minicompile.compile(lambda x: Doubled.apply(x), backend=backend)(x)
+    for n in (2, 4):
+        y.sum().backward()
+        assert x.grad.tolist() == [n] * 3
+
+
 class NewStyle(torch.autograd.Function):
     @staticmethod
     def forward(x, k):

@@ -265,7 +265,7 @@ def joined_function(spec: Joined):
         return tuple(outputs)
 
     def backward(ctx, *tangents):
-        saved = iter(ctx.saved_tensors)
+        saved = iter(ctx.saved_tensors if any(own for _, own in spec.sources.values()) else ())     # freed, none raise, too
         values = {n: next(saved) if spec.sources[n][1] else t for n, t in zip(order, ctx.kept)}
         present = tuple([t is not None for t in tangents])
         if not any(present):                    # what came after gave no gradient, and there is none
