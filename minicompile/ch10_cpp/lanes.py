@@ -149,9 +149,12 @@ def close_interior(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol) ->
 # `half_blocks` gives each such access an array, before the lines of the loop are made; `close_lanes` adds the conversions,
 # afterwards, when all that their addresses need has a name, and makes a function of a step. It is called for the whole steps
 # and for what remains, which has a loop. Where a condition that varies along the lane guards a load, g++ makes vectors of a long loop only.
+# Where there are halves, masks and bytes are converted as well, to and from integers: of sixteen of them next to sixteen floats g++ makes
+# no vectors, and a masked mean of halves took ten times as long as one of floats.
 
 # %%
 STEP = 16
+BYTES = {torch.bool: "u8", torch.uint8: "u8", torch.int8: "i8"}
 
 
 def half_blocks(e: Emitter, scope: Scope, accesses: Iterable[Value], lane: Symbol) -> list[Value]:
@@ -166,13 +169,17 @@ def half_blocks(e: Emitter, scope: Scope, accesses: Iterable[Value], lane: Symbo
         return []
     chosen = [a for a in accesses if a.op in ("load", "store") and e.kernel.buffers[a.buffer].dtype in HALVES and
               (a.dtype if a.op == "load" else a.value.dtype) is not BITS and not (a.op == "store" and a.mode) and side_by_side(a)]
-    for access in chosen:
+    small = [a for a in accesses if chosen and a.op in ("load", "store") and a.mask is None and side_by_side(a) and
+             (a.dtype if a.op == "load" else a.mode or a.value.dtype) == e.kernel.buffers[a.buffer].dtype in BYTES]
+    for access in chosen + small:
         block = fresh(e, "wide")
-        scope.lines += of_loop(e, access.loop, f"alignas(64) float {block}[{STEP}];")
+        scope.lines += of_loop(e, access.loop, f"alignas(64) {'int32_t' if access in small else 'float'} {block}[{STEP}];")
         e.blocks[access] = text = f"{block}[step]"
-        if access.op == "load":
+        if access.op == "load" and access in small:
+            scope.names[access] = f"({text} != 0)" if access.dtype is torch.bool else text
+        elif access.op == "load":
             scope.names[access] = text if access.mask is None else f"mc_choose<float>({lane_mask(e, access.mask, scope)}, {text}, 0)"
-    return chosen
+    return chosen + small
 
 
 def close_lanes(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol, first: Int, count: Int | str, halves: list[Value]) -> None:
@@ -195,7 +202,7 @@ def close_lanes(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol, first
 
 def inlined(e: Emitter, parameters: str, lines: list[str]) -> list[str]:
     """The function `run`, whose body is `lines`. It has copies of all it reads, whose addresses would else be known, but arrays."""
-    indexed, own = (set(re.findall(pattern, "\n".join(lines))) for pattern in (r"\b(\w+)\[", r"alignas\(64\) float (\w+)\["))
+    indexed, own = (set(re.findall(pattern, "\n".join(lines))) for pattern in (r"\b(\w+)\[", r"alignas\(64\) (?:float|int32_t) (\w+)\["))
     arrays = [f"&{name}" for name in sorted(indexed - own - set(e.pointers.values()))]
     return [f"const auto run = [{', '.join(['=', *arrays])}]({parameters}) __attribute__((always_inline)) {{",
             *("  " + line for line in lines), "};"]
@@ -209,8 +216,8 @@ def convert_halves(e: Emitter, scope: Scope, accesses: list[Value], lane: Symbol
         place, half = f"&{e.pointers[a.buffer]}[{place}]", e.kernel.buffers[a.buffer].dtype
         block = e.blocks.pop(a).removesuffix("[step]")
         if a.op == "load":
-            scope.lines += of_loop(e, a.loop, f"mc_widen_{HALVES[half]}({block}, {place}, steps);")
+            scope.lines += of_loop(e, a.loop, f"mc_widen_{(HALVES | BYTES)[half]}({block}, {place}, steps);")
         else:
-            kind = "cut" if half is torch.bfloat16 and a.value.half == half else HALVES[half]
+            kind = "cut" if half is torch.bfloat16 and a.value.half == half else (HALVES | BYTES)[half]
             after += of_loop(e, a.loop, f"mc_narrow_{kind}({place}, {block}, steps);")
     return after

@@ -182,6 +182,20 @@ MC uint16_t mc_to_cut(float x) { return (uint16_t)(mc_bits<uint32_t>(x) >> 16); 
 #define MC_WIDEN(half) MC_CONVERT(widen, half, mc_from_, uint16_t, mc_shorts, float, mc_floats)
 #define MC_NARROW(half) MC_CONVERT(narrow, half, mc_to_, float, mc_floats, uint16_t, mc_shorts)
 MC_WIDEN(fp16) MC_WIDEN(bf16) MC_NARROW(fp16) MC_NARROW(bf16) MC_NARROW(cut)
+#if defined(__AVX512BW__) && !defined(__clang__)  // bytes to and from integers
+typedef char mc_chars __attribute__((vector_size(16), aligned(1)));
+#define MC_WIDE(kind) \
+  if (n == 16) { *(mc_integers*)to = (mc_integers)__builtin_ia32_pmov##kind##512_mask(*(const mc_chars*)from, mc_integers(), -1); return; }
+#define MC_SLIM \
+  if (n == 16) { *(mc_chars*)to = (mc_chars)__builtin_ia32_pmovdb512_mask(*(const mc_integers*)from, mc_chars(), -1); return; }
+#else
+#define MC_WIDE(kind)
+#define MC_SLIM
+#endif
+#define MC_BYTES(type, name, kind)                                                                             \
+  MC void mc_widen_##name(int32_t* to, const type* from, int64_t n) { MC_WIDE(kind) for (int64_t i = 0; i < n; i++) to[i] = from[i]; } \
+  MC void mc_narrow_##name(type* to, const int32_t* from, int64_t n) { MC_SLIM for (int64_t i = 0; i < n; i++) to[i] = (type)from[i]; }
+MC_BYTES(uint8_t, u8, zxbd) MC_BYTES(int8_t, i8, sxbd)
 
 // ---- exponentials: x = n*ln2 + r, |r| <= ln2/2, and e^r = 1 + r + r^2 P(r)
 MC float mc_clamp(float x, float lo, float hi) { x = x < lo ? lo : x; return x > hi ? hi : x; }  // NaN passes

@@ -495,6 +495,21 @@ def test_a_sum_of_exponentials_below_another_maximum_may_be_too_small_for_a_reci
     agree(f, torch.full((4, 37), -50.0), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [(5, 64), (3, 75), (4, 9)])
+def test_bytes_next_to_halves_are_converted_sixteen_at_a_time(half, size):
+    x, mask, bytes_ = rand(*size).to(half), rand(*size, seed=1) > 0, (rand(*size, seed=2) * 50).to(torch.int8)
+    for fn in (lambda x, m, q: x.masked_fill(m, -torch.inf).amax(1), lambda x, m, q: (x * m).sum(1) / m.sum(1), lambda x, m, q: x * q,
+               lambda x, m, q: (x * 3 > q, x.relu() + 1), lambda x, m, q: (x * 20).to(torch.int8) + q,
+               lambda x, m, q: (~m, x * m, m & (x > 0)),
+               lambda x, m, q: (q.view(torch.uint8) + 100) * x, lambda x, m, q: (x.abs() * 90).to(torch.uint8),
+               lambda x, m, q: x[:, 2:] * m[:, :-2] + q[:, 1:-1], lambda x, m, q: torch.where(m, x * 2, q).sum(0),
+               lambda x, m, q: x.t() * m.t().contiguous(), lambda x, m, q: x.masked_fill(m, -torch.inf).softmax(1)):
+        agree(fn, x, mask, bytes_, rtol=2e-2, atol=2e-2)
+    (source,) = agree(lambda x, m: x * m > 0.5, rand(5, 64).to(half), rand(5, 64, seed=1) > 0)
+    assert "mc_widen_u8(" in source.code and "mc_narrow_u8(" in source.code
+
+
 def powers(z, w):
     z = torch.view_as_complex(z)
     for _ in range(24):
