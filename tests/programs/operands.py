@@ -405,3 +405,71 @@ operands("refusals", 0.5, "{x}.expand(2, *{x}.shape).add_(1)", "{x}.expand(2, *{
          "{x}.diagonal().copy_(torch.ones(99))", "{b} ^= {x}", "{x}.lerp_({n}, 1)",
          "{x}.put_(torch.tensor([999]), torch.ones(1))", "{n}.copy_({x} * 1j)", "{b}.logical_not_().sub_({b})", "{x}.bernoulli_(3)",
          "{x}.normal_(0, -1)", write=True)
+
+
+# ---- dtypes that nobody computes with, only converts to and from, and looks at
+
+SMALL = ["torch.float8_e4m3fn", "torch.float8_e5m2", "torch.uint16", "torch.uint32", "torch.uint64", "torch.complex32"]
+
+
+def formats(form: str):
+    def write(w):
+        text = w.fill(form)
+        for name, table in (("<t>", SMALL), ("<f>", SMALL[:2]), ("<u>", SMALL[2:5])):
+            text = text.replace(name, w.rng.choice(table))
+        return text
+    return write
+
+
+for _form in ("{x}.to(<f>).to({x}.dtype)", "({x} * 3).to(<f>).float() + {y}", "{x}.to(<f>).view(torch.uint8)",
+         "{x}.detach().to(<f>).mT.float()",
+              "{n}.to(<u>).to({n}.dtype)", "{n}.abs().to(<u>).view(-1)[:3].long()", "{b}.to(<t>).float()", "{a}.to(<t>).to({a}.dtype)",
+              "torch.cat([{x}.to(<f>), {x}.to(<f>)]).float()", "torch.stack([{x}.to(<f>)] * 2)[1].to({x}.dtype)",
+              "{x}.to(<f>)[..., :1].double()",
+              "torch.zeros_like({x}, dtype=<t>).to({x}.dtype)", "{n}.view(torch.uint8)", "{x}.to(<f>).clone().float()",
+              "{x}.to(<f>).reshape(-1).flip(0).float()", "{x}.to(<f>).T.contiguous().float()", "torch.where({m}, {x}.to(<f>).float(), {x})",
+              "{x}.to(torch.complex64).to(torch.complex32).to(torch.complex64).real",
+              "torch.full({a}.shape, 3, dtype=<t>, device=DEVICE).float()",
+              "{x}.to(torch.float16).view(torch.uint16).int()", "{x}.float().view(torch.uint32).long()",
+              "{n}.long().view(torch.uint64).long()",
+              "({x}.to(<f>) == {x}.to(<f>)).float()", "{x}.to(<f>).isnan()", "{x}.to(<f>).to(torch.bfloat16) * {x}.bfloat16()",
+              "torch.empty_like({x}, dtype=<f>).copy_({x}.detach()).float()", "{n}.to(<u>).to(<f>).float()", "{x}.abs().to(<u>).float()"):
+    family("formats", 1.0)(formats(_form))
+operands("formats", 1.0, "{x}.copy_({x}.to(torch.float8_e5m2))", "{x}.mul_({f}.detach().to(torch.float8_e4m3fn).to({x}.dtype))",
+         "{n}.copy_({n}.to(torch.uint16))", "{x}[..., :1] = {x}[..., :1].detach().to(torch.float8_e4m3fn)", write=True)
+
+
+# ---- histories that are cut, begun, watched and asked for in the middle, and transforms of functions
+
+operands("histories", 1.0, "(y := {x} * 1, y.detach_(), y + 1)[-1]",
+         "(y := {x}.sin(), y.requires_grad_() if y.is_leaf else y, y * y)[-1].detach()",
+         "(y := {x} * {s}, y.register_hook(lambda g: None if g is None else g * 2) if y.requires_grad else None, y.sin() + 1)[-1]",
+         "(y := {x} * 2, y.retain_grad() if y.requires_grad else None, y.cos())[-1]",
+         "{x}.detach().clone().requires_grad_().sin().detach()",
+         "({x} * 1).requires_grad_({x}.requires_grad).exp().clamp(-3, 3)",
+         "torch.utils.checkpoint.checkpoint(torch.sin, {x}, use_reentrant=False)",
+         "torch.utils.checkpoint.checkpoint(lambda a, b: (a * b).tanh(), {x}, {f}, use_reentrant=False)",
+         "(lambda a: torch.autograd.grad([a.sin().sum(), (a * a).mean()], [a])[0])({x}.detach().requires_grad_())",
+         "(lambda a, b: torch.autograd.grad((a * 2).sum(), [a, b], allow_unused=True)[0])"
+         "({x}.detach().requires_grad_(), {f}.detach().requires_grad_())",
+         "(lambda a, b: torch.autograd.grad((a * 2).sum(), [a, b], allow_unused=True, materialize_grads=True)[1])"
+         "({x}.detach().requires_grad_(), {f}.detach().requires_grad_())",
+         "(lambda a: torch.autograd.grad(a.unbind(0)[0].sin().sum(), a)[0])({x}.detach().requires_grad_())",
+         "(lambda a: ((a * a).sum().backward(), a.grad)[1])({x}.detach().requires_grad_())",
+         "(lambda a: ((y := a * 2, y.add_(1), y[..., :1].mul_(2), y.sum().backward()), a.grad)[1])({x}.detach().requires_grad_())",
+         "(lambda a: (a.sin().sum().backward(), a.cos().sum().backward(), a.grad)[2])({x}.detach().requires_grad_())",
+         "(lambda a: (a.register_hook(lambda g: g + 1), (a * 3).sum().backward(), a.grad)[2])({x}.detach().requires_grad_())",
+         "(lambda a: ((y := a.sin(), z := y.detach()), z.requires_grad_(), (z * z).sum().backward(), z.grad)[3])({x})",
+         "torch.enable_grad()(lambda a: a * 2)({x})", "torch.no_grad()(lambda a: a.requires_grad_())({x}.detach()).requires_grad * {x}",
+         "(y := {x} * 2, z := y.view(-1), y.add_(1), z * z)[-1]", "(y := {x} * 2, z := y[..., :1], z.sin_(), y, y.view(-1))[-1]",
+         "(y := {x} * 2, z := y.detach(), z.mul_(2), y + 1)[-1]", "(y := {x}.detach().clone(), y.add_({x}), y)[-1]",
+         "(y := torch.zeros_like({x}), y.copy_({x}), y * 2)[-1]", "(y := torch.zeros_like({x}), y[..., :1].copy_({x}[..., :1]), y.mT)[-1]",
+         "(y := {x} * 2, y.set_({x} * 3), y + 0)[-1].detach()", "(y := {x}.detach().clone(), y.resize_(y.numel()), y * 2)[-1]",
+         "(y := {x}.detach().clone(), y.unsqueeze_(0), y.transpose_(0, -1), y * 1)[-1]",
+         "torch.func.grad(lambda a: a.sin().sum())({x}.detach())",
+         "torch.func.vmap(lambda a: a * 2 + a.sum())({x}.detach())", "torch.func.jvp(torch.sin, ({x}.detach(),), ({x}.detach(),))[1]",
+         "torch.func.vjp(lambda a: a * a, {x}.detach())[1]({x}.detach())[0]")
+operands("histories", 0.5, "{x}.detach_()", "{x}.requires_grad_() if {x}.is_leaf else None",
+         "{x}.register_hook(lambda g: None if g is None else g * 0.5) if {x}.grad_fn is not None else None",
+         "{x}.retain_grad() if {x}.grad_fn is not None else None",
+         "with torch.no_grad(): {x}.set_({x} * 1) if {x}.grad_fn is None else None", "{x}.grad = None", write=True)
