@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from programs import compare, run, tensors
-from programs.run import indexes_outside, run_seeds
+from programs.run import refuses_values, run_seeds
 
 from minicompile.ch01_graphs import symbolic
 from minicompile.ch05_autograd import aliases, functionalize, region
@@ -62,7 +62,9 @@ assert not failures, failures
 def test_programs_that_would_end_a_process_on_a_gpu_are_known():
     program = "import torch\ndef entry(x):\n    return x[torch.tensor([{}])]\n" \
               "def drive(compile_, call):\n    call(compile_(entry), torch.ones(3))\n"
-    assert indexes_outside(program.format(3)) and not indexes_outside(program.format(2))
+    assert refuses_values(program.format(3), compare.OUTSIDE) and not refuses_values(program.format(2), compare.OUTSIDE)
+    program = program.replace("x[torch.tensor([{}])]", "x.long() // {}")
+    assert refuses_values(program.format(0), compare.REFUSED) and not refuses_values(program.format(0), compare.OUTSIDE)
 
 
 def test_a_program_that_ends_its_process_is_reported(monkeypatch):

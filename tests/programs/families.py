@@ -169,6 +169,8 @@ def any_convolution(w):
     n, channels = t.dim() - (2 if batched else 1), t.shape[1 if batched else 0]
     groups = w.rng.choice([g for g in range(1, channels + 1) if channels % g == 0])
     out, kernel = groups * w.rng.choice([1, 2, 3]), [w.rng.choice([1, 2, 3]) for _ in range(n)]
+    if n == 3 and groups > 1 and t.dtype is torch.float16:
+        raise Refused                   # it ends the process, on a CPU, in eager
     stride, dilation = each(w, n, 1, 1, 2, 3), each(w, n, 1, 1, 2)
     padding = each(w, n, 0, 1, 2)
     bias = w.rng.choice(["None", weights(w, t, out, of=x)])
