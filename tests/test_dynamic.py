@@ -354,6 +354,21 @@ def test_truth_values_are_numbers():
           [(torch.ones(k), k + 3, k + 0.5, t) for t in (True, False) for k in (3, 4, 5)], "eager", 6)
 
 
+def divided(x, n):
+    try:
+        6 // n
+        return x + 1, divmod(7, n)[0] > 2, len([7 % n, n % (n - 3)])
+    except ZeroDivisionError:
+        return x * 3
+
+
+@pytest.mark.parametrize("numbers", [(1, 2, 0, 3, 4), (0, 1, 0, 3)])
+def test_an_integer_that_is_zero_divides_nothing(numbers):
+    compiled = minicompile.compile(divided, backend="aot_eager")
+    for n in numbers:
+        assert str(compiled(torch.ones(2), n)) == str(divided(torch.ones(2), n))
+
+
 @pytest.mark.parametrize("bad, error", [(0.0, ZeroDivisionError), (-1.0, ValueError)])
 def test_arithmetic_that_raises(bad, error):
     compiled = minicompile.compile(lambda x, s: x * (1 / s) * math.pow(s, 0.5), backend="aot_eager")

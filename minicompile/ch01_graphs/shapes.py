@@ -183,8 +183,8 @@ def kept_small(env, *operands) -> tuple:
 # %% [markdown]
 # PyTorch finds the methods by their names. Those with `guard` in their name want a Python value, and get it
 # through `decide`. `sym_min` and `sym_max` have to know which operand is smaller, so they decide as well, and
-# return one of the two. The rest is arithmetic on expressions, of which the simple operations are registered
-# in a loop at the end.
+# return one of the two. A division decides whether its divisor is zero, since the program may see the error of a quotient that
+# nobody needs. The rest is arithmetic on expressions, of which the simple operations are registered in a loop at the end.
 
 # %%
 class NumberNode(Node):
@@ -249,9 +249,18 @@ def _comparison(op):
     return lambda self, other: ConditionNode(op, self.expr, other.expr, self.env)
 
 
-for _name, _fn in {"add": add, "sub": lambda a, b: add(a, mul(b, -1)), "mul": mul, "floordiv": floordiv,
-                   "int_floordiv": floordiv, "mod": mod}.items():
+def _divided(fn, python):
+    def operation(self, other):
+        if self.env.decide("eq", other.expr, 0):
+            python(self.hint, 0)                       # raises
+        return SizeNode(fn(*kept_small(self.env, self.expr, other.expr)), self.env)
+    return operation
+
+
+for _name, _fn in {"add": add, "sub": lambda a, b: add(a, mul(b, -1)), "mul": mul}.items():
     setattr(SizeNode, _name, _arithmetic(_fn))
+SizeNode.floordiv = SizeNode.int_floordiv = _divided(floordiv, operator.floordiv)
+SizeNode.mod = _divided(mod, operator.mod)
 for _name in SIGN_OF:
     setattr(SizeNode, _name, _comparison(_name))
 
