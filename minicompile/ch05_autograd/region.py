@@ -383,6 +383,9 @@ def inputs_again(region: Region, ctx, saved: list) -> list | str:
     """The inputs of the region, or why nothing can be computed from them again."""
     if ctx.states is None:
         return "it drew random numbers while a CUDA graph was captured"
+    order = region.order
+    if ctx.modified is not None and any(saved[i]._version != ctx.versions[order[i]] for i in region.inputs.read_again if i in order):
+        return "one of its inputs was modified in place since"
     return region.inputs.find(ctx, ctx.noted, saved)
 
 
@@ -425,7 +428,6 @@ def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained
     joint, order, every = region.joint, region.order, region.every
     if not order and not every - absent <= ctx.alive:
         raise RuntimeError(TWICE)
-    reads = reads | region.inputs.read_again if again else reads
     tensors = saved_tensors(ctx, order, reads, every - absent) if order else []
     leading = []
     if again:

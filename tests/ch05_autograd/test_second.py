@@ -452,6 +452,21 @@ def test_what_the_gradients_in_question_do_not_need_may_be_written(backend):
                                    derive(f, critic))
 
 
+def test_a_first_derivative_does_not_need_what_only_the_second_reads():
+    """The node saves `b` for its other result. It was written since: who asks for the second derivative is told, and nobody else."""
+    def f(x, w, b):
+        return x ** 3, w * b
+    x, w, b = torch.linspace(-1, 1, 6).requires_grad_(), torch.ones(6, requires_grad=True), torch.ones(6)
+    cube, product = minicompile.compile(f, backend="aot_eager")(x, w, b)
+    b.add_(1)
+    slope, = torch.autograd.grad(cube.sum(), x, create_graph=True, retain_graph=True)
+    torch.testing.assert_close(slope, 3 * x ** 2)
+    with pytest.raises(MinicompileError, match="modified in place since"):
+        slope.sum().backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(product.sum(), w, create_graph=True)
+
+
 def test_a_write_under_a_checkpoint_raises_what_eager_raises():
     def f(x):
         y = x.softmax(1)
