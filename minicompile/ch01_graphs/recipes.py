@@ -9,7 +9,8 @@
 # Kept is a *recipe*, and each call makes tensors of its own from it: in new memory, or as views of the first argument.
 # An elementwise operator that writes to its first argument gives this argument back, if its memory is no other's; the
 # update of an optimizer consists of such. Other operators that write are asked each time, and so are operators of users,
-# which may change. Where sizes are symbolic, so is every operator, since an answer may need a guard. `fake_call` is what
+# which may change. Where sizes are symbolic, an answer may need guards; these were recorded when the question was asked first, in the
+# same environment, which is part of the question. There a meta kernel takes milliseconds. `fake_call` is what
 # fakes call; `run_on_fakes` alone would do, and take longer.
 #
 # An operator on lists, such as `_foreach_add_`, is as many operators that know nothing of each other. Of 148 parameters most
@@ -22,11 +23,12 @@ from typing import Any
 
 import torch
 
-from .fake import FakeTensor, form_of, storage_key
+from ..errors import Unsupported
+from .fake import FakeTensor, storage_key
 from .layouts import length_of
 from .operators import NAMESPACES, leaves, owner_of, run_on_fakes
 from .rules.operators import FLOATS_ARE_DATA, STRIDED
-from .shapes import IN_NUMBERS
+from .shapes import IN_NUMBERS, SizeNode, expr_of
 
 PLAIN = frozenset((int, float, bool, complex, str, type(None), torch.dtype, torch.layout, torch.memory_format))
 RECIPES: dict[tuple, Any] = {}
@@ -52,7 +54,7 @@ def _writes_first(func) -> bool:
 
 def _check_alone(first, others) -> None:
     """What is written has an element for each position, in memory of its own."""
-    if type(first) is not FakeTensor or 0 in first.meta.stride() or storage_key(first) in {
+    if type(first) is not FakeTensor or 0 in map(expr_of, first.meta.stride()) or storage_key(first) in {
             storage_key(x) for x in others if isinstance(x, FakeTensor)}:
         raise NotKept
 
@@ -60,22 +62,25 @@ def _check_alone(first, others) -> None:
 # %% [markdown]
 # The *question* is a tuple that can be a key of a dictionary. `asked` says what of an argument belongs into it. A tensor is its
 # shape, strides, offset, dtype and device; which tensor it is, is not asked. A number that the operator treats as data
-# (`FLOATS_ARE_DATA`) is only "a float", so that a learning rate of another step is the same question. What could answer in
-# another way next time, such as a tensor with symbolic sizes, raises `NotKept`, and the operator runs.
+# (`FLOATS_ARE_DATA`) is only "a float", so that a learning rate of another step is the same question. A symbolic size is its
+# expression, since the object is another each time. What could answer in another way next time raises `NotKept`, and the operator runs.
 
 # %%
-def asked(x, floats: bool):
-    """What an answer may depend on, of one argument. floats: whether the values of floats are none of it."""
+def asked(x, floats: bool, symbols: bool = True):
+    """What an answer may depend on, of one argument. floats: whether the values of floats are none of it. symbols: may sizes be such?"""
     kind = type(x)
     if floats and (kind is float or kind is torch.SymFloat):
         return float
-    if kind is FakeTensor and not (x._has_symbolic_sizes_strides or x.dtype.is_complex or x.meta.is_neg()):
+    if kind is FakeTensor and not (x.dtype.is_complex or x.meta.is_neg()):
         meta = x.meta
-        return meta.shape, meta.stride(), meta.storage_offset(), meta.dtype, x.device
+        form = meta.shape, meta.stride(), meta.storage_offset()
+        return (asked(form, floats, symbols) if x._has_symbolic_sizes_strides else form), meta.dtype, x.device
+    if kind is torch.SymInt and symbols and isinstance(x.node, SizeNode):
+        return x.node.env, x.node.expr
     if kind in PLAIN or kind is torch.device and (x.type != "cuda" or x.index is not None):
         return kind, x
     if isinstance(x, (list, tuple)):
-        return tuple([asked(item, floats) for item in x])
+        return tuple([asked(item, floats, symbols) for item in x])
     raise NotKept
 
 
@@ -96,8 +101,8 @@ class SameMemory:
 
 def fills_its_memory(x: FakeTensor) -> bool:
     """Whether the memory of `x` begins and ends with it, so that `empty_strided` makes one like it."""
-    form = form_of(x)
-    return not form[2] and x.meta.untyped_storage().nbytes() == length_of(form) * x.dtype.itemsize
+    form = [expr_of(n) for n in x.meta.shape], [expr_of(n) for n in x.meta.stride()], expr_of(x.meta.storage_offset())
+    return form[2] == 0 and expr_of(x.meta.untyped_storage().nbytes()) == length_of(form) * x.dtype.itemsize
 
 
 def _recipe(x, first, memory: set):
@@ -111,7 +116,7 @@ def _recipe(x, first, memory: set):
         return kind, [_recipe(item, first, memory) for item in x]
     if kind is not FakeTensor or x.dtype.is_complex or x.meta.is_neg():
         raise NotKept
-    sizes, strides, _ = form = form_of(x)
+    sizes, strides, _ = form = x.meta.shape, x.meta.stride(), x.meta.storage_offset()
     if type(first) is FakeTensor and storage_key(x) == storage_key(first) and x.dtype == first.dtype and x.device == first.device:
         return SameMemory, form
     if storage_key(x) in memory or not fills_its_memory(x):
@@ -124,11 +129,13 @@ def _made(kind, how, first):
     """A result by its recipe."""
     if kind is Same:
         return first
-    if kind is FakeTensor:
-        sizes, strides, dtype, device = how
-        return FakeTensor(torch.empty_strided(sizes, strides, dtype=dtype, device="meta"), device)
-    if kind is SameMemory:
-        return FakeTensor(first.meta.as_strided(*how), first.device)
+    if kind is FakeTensor or kind is SameMemory:
+        env = next((n.node.env for n in (*how[0], *how[1], how[2]) if type(n) is torch.SymInt), None)
+        with env.asked_nothing() if env else contextlib.nullcontext():
+            if kind is SameMemory:
+                return FakeTensor(first.meta.as_strided(*how), first.device)
+            sizes, strides, dtype, device = how
+            return FakeTensor(torch.empty_strided(sizes, strides, dtype=dtype, device="meta"), device)
     return kind([_made(*part, first) for part in how]) if kind is list or kind is tuple else how
 
 
@@ -163,7 +170,7 @@ def ask_by_form(func, args, kwargs):
         memory = {storage_key(x) for x in leaves(short, kwargs) if isinstance(x, FakeTensor)}
         recipes = dict(zip(items, [_recipe(x, None, memory) for x in run_on_fakes(func, short, kwargs)]))
         return [_made(*recipes[form], None) for form in forms]
-    except NotKept:
+    except (NotKept, Unsupported):
         return run_on_fakes(func, args, kwargs)
 
 
@@ -183,8 +190,9 @@ def fake_call(func, args, kwargs):
     except NotKept:
         return run_on_fakes(func, args, kwargs)
     first = args[0] if args else None
-    if (recipe := RECIPES.get(key)) is not None:
-        return _made(*recipe, first)
+    with contextlib.suppress(Unsupported):
+        if (recipe := RECIPES.get(key)) is not None:
+            return _made(*recipe, first)
     out = ask_by_form(func, args, kwargs)
     with contextlib.suppress(NotKept):
         recipe = _recipe(out, first, {storage_key(x) for x in leaves(args, kwargs) if isinstance(x, FakeTensor)})

@@ -75,7 +75,7 @@ class SizeGuard:
 # was running when a question was asked, for messages.
 
 # %%
-@dataclass
+@dataclass(eq=False)
 class ShapeEnv:
     """Owns the symbols of sizes and floats: their values in the present call (`hints`), and the guards
     recorded so far. Once the guards have been written (`frozen`) no new question can be asked."""
@@ -120,6 +120,15 @@ class ShapeEnv:
 
     def hint(self, e) -> int | float:
         return evaluate_float(e, self.hints)
+
+    @contextlib.contextmanager
+    def asked_nothing(self):
+        """Who asks a new question in here hears that it is too late."""
+        was, self.frozen = self.frozen, True
+        try:
+            yield
+        finally:
+            self.frozen = was
 
 
 # %% [markdown]

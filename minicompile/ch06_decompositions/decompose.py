@@ -274,16 +274,16 @@ def question(recorder: Recorder, rule, args, kwargs, node: fx.Node | None = None
     def of(x):
         kind = type(x)
         if kind is FakeTensor:
-            return asked(x, False), names.setdefault(recorder.node_of(x), len(names))
+            return asked(x, False, False), names.setdefault(recorder.node_of(x), len(names))
         if kind is float:
             return kind, repr(x)                 # -0.0 is not 0.0
         if kind is torch.SymFloat:
             return kind, expr_of(x)
-        return tuple([of(item) for item in x]) if isinstance(x, (list, tuple)) else asked(x, False)
+        return tuple([of(item) for item in x]) if isinstance(x, (list, tuple)) else asked(x, False, False)
 
     wanted = None if node is None else node.meta["val"]
     with contextlib.suppress(NotKept):
-        return rule, of(args), tuple(kwargs), of(tuple(kwargs.values())), asked(wanted, False), \
+        return rule, of(args), tuple(kwargs), of(tuple(kwargs.values())), asked(wanted, False, False), \
             isinstance(wanted, (list, tuple)) and read_results(node)
     return None
 

@@ -280,25 +280,47 @@ ASKED_TWICE = {
 }
 
 
+@pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("name", ASKED_TWICE)
-def test_a_result_that_is_made_again_is_as_the_first(name, monkeypatch):
+def test_a_result_that_is_made_again_is_as_the_first(name, symbolic, monkeypatch):
     """A recipe gives what the meta kernel gave: where the elements lie, and whose memory it is."""
     monkeypatch.setattr(recipes, "RECIPES", {})
+    env = ShapeEnv()
+    rows = env.create(6) if symbolic else 6
 
     def result(call):
-        tensors = [FakeTensor(torch.empty(6, 4, dtype=dtype, device="meta"), torch.device("cpu"))
+        tensors = [FakeTensor(torch.empty(rows, 4, dtype=dtype, device="meta"), torch.device("cpu"))
                    for dtype in (torch.float32, torch.float64)]
         op, args = ASKED_TWICE[name](*tensors)
         out = call(op, args, {})
         memory = list(map(storage_key, tensors))
         found = [out] if isinstance(out, torch.Tensor) else list(out)
         keys = [storage_key(t) for t in found]
-        return type(out), [(t.shape, t.stride(), t.storage_offset(), t.dtype, t.device, t.meta.untyped_storage().nbytes(),
+        return type(out), [(*map(str, (t.shape, t.stride(), t.storage_offset(), t.meta.untyped_storage().nbytes())), t.dtype, t.device,
                             memory.index(k) if k in memory else keys.index(k) + 2, [t is x for x in tensors])
                            for t, k in zip(found, keys)]
-    expected = result(run_on_fakes)
-    assert [result(fake_call) for _ in range(3)] == [expected] * 3
+    expected, guards = result(run_on_fakes), list(env.guards)
+    assert [result(fake_call) for _ in range(3)] == [expected] * 3 and env.guards == guards
     assert len(recipes.RECIPES) >= (name not in ("written from the same memory", "turned in place"))
+
+
+def test_a_question_about_symbolic_sizes_is_asked_once_in_an_environment(monkeypatch):
+    """Its guards belong to the environment: another one asks again, and has them too."""
+    asked, guards = [], []
+    monkeypatch.setattr(recipes, "RECIPES", {})
+    monkeypatch.setattr(recipes, "run_on_fakes", lambda func, args, kwargs: asked.append(func) or run_on_fakes(func, args, kwargs))
+    weight = FakeTensor(torch.empty(3, 3, 3, 3, device="meta"), torch.device("cpu"))
+    for env in (ShapeEnv(), ShapeEnv()):
+        first, second = env.create(8), env.create(5)
+        shapes = []
+        for size in (first, first, second, first):
+            x = FakeTensor(torch.empty(size, 3, size, 9, device="meta"), torch.device("cpu"))
+            y = fake_call(aten.convolution.default, (x, weight, None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1), {})
+            assert y.shape[0].node.env is env
+            shapes.append(str(y.shape))
+        guards.append([g.text() for g in env.guards])
+        assert len(set(shapes)) == 2 and len(asked) == 2 * len(guards)
+    assert guards[0] == guards[1] != []
 
 
 @pytest.mark.parametrize("writes", [False, True])
