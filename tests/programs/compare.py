@@ -443,8 +443,9 @@ def compare(text, backend, statistics, settings):
             if differs_from_itself(code, plain, backend == "eager") or ordered_by_chance(code):
                 return None
             path, x, y = found
-            if path[:3] in ("[2]", "[3]") and any(words in a.error for words in REFUSED):
-                return None                                  # a kernel refused its values: see README
+            early = REFUSED + SAVED[:1] * (backend != "eager")
+            if path[:3] in ("[2]", "[3]") and any(words in a.error for words in early):
+                return None                                  # a kernel refused its values, or a backward has raised in the middle: see README
             part = ["outcome", "result", "arguments", "globals", "output", "grad mode"][int(path[1])] if path[:1] == "[" else path
             part = "exception" if part == "result" and a[0].startswith("raised") else part
             return f"difference in {part}", f"photograph {number}, {part} at {path}: plain {brief(x)}, compiled {brief(y)}; {a[0]}"
