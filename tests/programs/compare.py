@@ -445,7 +445,7 @@ def compare(text, backend, statistics, settings):
             path, x, y = found
             early = REFUSED + SAVED[:1] * (backend != "eager")
             if path[:3] in ("[2]", "[3]") and any(words in a.error for words in early):
-                return None                                  # a kernel refused its values, or a backward has raised in the middle: see README
+                return None                                  # a kernel refused, or a backward raised in the middle: see README
             part = ["outcome", "result", "arguments", "globals", "output", "grad mode"][int(path[1])] if path[:1] == "[" else path
             part = "exception" if part == "result" and a[0].startswith("raised") else part
             return f"difference in {part}", f"photograph {number}, {part} at {path}: plain {brief(x)}, compiled {brief(y)}; {a[0]}"
