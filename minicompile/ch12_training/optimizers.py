@@ -77,17 +77,25 @@ def health_check(tx, self):
 #
 # It may be a tensor, so that a scheduler can change it in place. Then `param.add_(grad, alpha=-lr)` asks a tensor for its
 # number, where PyTorch has only a signature that takes a number. The product says the same, and leaves the number where
-# it is.
+# it is, if all is of one dtype: integers take the number as an integer, and the product of halves is rounded, though eager adds it
+# to floats as it is. Without the rewriting the tensor is asked, which breaks the graph.
 
 # %%
 SCALES = {"add": "alpha", "sub": "alpha", "addcmul": "value", "addcdiv": "value"}
+
+
+def as_product(number: AbstractValue | None, x: AbstractValue, operand: AbstractValue) -> bool:
+    """Does x + number * operand say what x.add(operand, alpha=number) does, where the number is a tensor?"""
+    if not type(number) is type(x) is type(operand) is TensorVal or number.fake.requires_grad or number.fake.dtype is torch.bool:
+        return False
+    return x.fake.dtype is operand.fake.dtype is torch.result_type(operand.fake, number.fake)
 
 
 def scaling_method(name: str, keyword: str):
     @METHODS.of((TensorVal, name))
     def scaled(tx: Tracer, self: TensorVal, *args, **kwargs):
         """self.name(operand, ..., keyword=number)"""
-        if type(number := kwargs.get(keyword)) is TensorVal and args and not number.fake.requires_grad:
+        if args and as_product(number := kwargs.get(keyword), self, args[0]):
             args = [emit(tx, torch.mul, [args[0], number]), *args[1:]]
             kwargs = {k: v for k, v in kwargs.items() if k != keyword}
         return call_tensor_method(tx, self, name, args, kwargs)

@@ -685,3 +685,21 @@ def test_a_check_leaves_no_trace_in_the_state(kind):
     p.grad = None
     step()
     assert not optimizer.state
+
+
+@pytest.mark.parametrize("dtype,operand,number", [
+    (torch.int32, torch.int32, 1.7), (torch.uint8, torch.uint8, 0.7), (torch.float32, torch.float16, 1.7),
+    (torch.float32, torch.float32, True), (torch.float32, torch.float32, 2j), (torch.float32, torch.float32, 2),
+    (torch.complex64, torch.complex64, 0.5)])
+def test_a_scale_that_is_a_tensor(dtype, operand, number):
+    """Eager takes its number, in the dtype of the result: that of integers is an integer, and not everything may be one."""
+    forms = (lambda x, y, n: x.addcmul(y, y, value=n), lambda x, y, n: x.add(y, alpha=n), lambda x, y, n: x.clone().add_(y, alpha=n))
+
+    def outcome(f):
+        try:
+            return f(torch.arange(5).to(dtype), torch.arange(5).to(operand), torch.tensor(number))
+        except RuntimeError as error:
+            return str(error)
+    for form in forms:
+        ours, eagers = outcome(minicompile.compile(form, backend="eager")), outcome(form)
+        assert ours == eagers if isinstance(eagers, str) else ours.dtype == eagers.dtype and torch.equal(ours, eagers)
