@@ -39,7 +39,7 @@ from ..ch02_guards.sources import ConstantSource, LocalSource, is_plain
 from ..errors import Unsupported
 from . import hook
 from .effects import difference_of_dicts, difference_of_lists, settled
-from .iterate import PLAIN_ITERATORS, STEADY
+from .iterate import PLAIN_ITERATORS
 from .keys import is_plain_key, value_of_key
 from .lookup import native_new
 from .tracer import Tracer, constant_source, globals_of, location
@@ -322,13 +322,12 @@ def iterator_text(ep, value):
 
 def made_again(ep, value):
     """A `zip` has come as far as the iterators that it takes from, and they leave where they are. What counts goes on from its
-    count; others can be made again as long as nothing was taken from them."""
+    count. Others have forgotten what they were made by when something was asked of them."""
     function, args, named = value.made
-    counts = function is enumerate or function is itertools.count and len(args) == 1
-    if counts and type(args[-1]) is Const:
+    if value.taken and function in (enumerate, itertools.count):
+        if len(args) != 1 + (function is enumerate) or named or type(args[-1]) is not Const or not isinstance(args[-1].value, int):
+            refuse_to_leave(ep, "an iterator", value)
         args = [*args[:-1], const(args[-1].value + value.taken)]
-    elif value.taken and (counts or function not in STEADY):
-        refuse_to_leave(ep, "an iterator", value)
     text = f"{pool(ep, function)}({expressions(ep, args)}{keywords(ep, named)})"
     if not any(re.search(rf"\b{name}\b", text) for name in ep.late):
         return text

@@ -52,12 +52,15 @@ class Indexed:
 
 
 def by_index(tx, value):
-    """Python's oldest protocol: `value[0]`, `value[1]`, ... until an IndexError."""
-    for i in itertools.count():
-        item = unless_raised(IndexError, lambda: special(tx, value, "__getitem__", const(i)))
-        if item is None:
-            return
-        yield item
+    """Python's oldest protocol: `value[0]`, `value[1]`, ... until an IndexError. After another error the same index is asked for."""
+    i = 0
+
+    def turn():
+        nonlocal i
+        item = unless_raised((IndexError, StopIteration), lambda: special(tx, value, "__getitem__", const(i)))
+        i += 1
+        return item
+    return iter(turn, None)
 
 
 class natively:
@@ -84,19 +87,20 @@ class natively:
 # `next_value` is the step that `for`, `next` and unpacking share. Three things can be asked for a next
 # value: our own `IterVal`, a generator of the program, whose frame goes on to its next `yield`, and an
 # object whose class has a `__next__`. An exhausted iterator stays exhausted, even if its list grows
-# afterwards, so it lets go of it.
+# afterwards, so it lets go of it. A `zip` does not: asked again, it asks its own iterators again. What is `STEADY` has no position but
+# that of its own iterators and how many items it gave.
 
 # %%
 def next_value(tx: Tracer, iterator: AbstractValue) -> AbstractValue | None:
     """next(iterator), or None when it is exhausted."""
     if type(iterator) is IterVal:
-        iterator.taken += 1
+        iterator.made = iterator.made if iterator.made and iterator.made[0] in STEADY else ()
         item = next(iterator.it, None)
-        if item is None:
-            iterator.over, iterator.unchanged = emptied(iterator.over), lambda: True
-            plain = iterator.over is not None or type(iterator.it) in PLAIN_ITERATORS
-            iterator.it, iterator.taken = iter(()) if plain else (v for v in ()), 0
-            iterator.made = iterator.made if iterator.made and iterator.made[0] in STEADY else ()
+        if item is not None:
+            iterator.taken += 1
+        elif iterator.over is not None:
+            iterator.kind, iterator.over, iterator.unchanged = iterator.cls, emptied(iterator.over), lambda: True
+            iterator.it, iterator.taken = (v for v in ()) if iterator.over is None else iter(()), 0
         return item
     if type(iterator) is GenVal:
         return advance(tx, iterator)
@@ -106,14 +110,16 @@ def next_value(tx: Tracer, iterator: AbstractValue) -> AbstractValue | None:
 
 
 PLAIN_ITERATORS = (type(iter([])), type(iter(())), type(reversed([])))
-STEADY = (zip, map, filter, enumerate, itertools.filterfalse, itertools.starmap, itertools.compress)     # at their end where their own are
+STEADY = (zip, map, filter, enumerate, itertools.filterfalse, itertools.starmap, itertools.compress,     # at their end where their own are
+          itertools.count)
 
 
 def emptied(container):
     """An empty container of the same kind: an exhausted iterator stays so whatever becomes of its own."""
     kind = type(container)
     if kind is ViewVal:
-        return ViewVal(of=emptied(container.of), kind=container.kind)
+        of = emptied(container.of)
+        return of and ViewVal(of=of, kind=container.kind)
     if kind is Const and container.cls in (str, bytes):
         return const(container.cls())
     plain = kind is SetVal or kind in (ListVal, TupleVal, DictVal) and container.cls in (list, tuple, dict, collections.OrderedDict)
@@ -133,15 +139,34 @@ def values_of(tx: Tracer, value: AbstractValue):
     yield from rest_of(tx, iterate(tx, value))
 
 
-def rest_of(tx: Tracer, iterator: AbstractValue):
-    """A Python iterator over what the program's iterator still gives."""
+class rest_of:
+    """A Python iterator over what the program's iterator still gives. After an error, and at its end, it may be asked again."""
+
+    def __init__(self, tx: Tracer, iterator: AbstractValue):
+        self.tx, self.iterator = tx, iterator
+
+    def __iter__(self):
+        return self
+
     @interprets
-    def turn():
-        tx.ops += 1
-        if tx.ops > tx.options.max_ops:
-            unsupported(tx, "an iteration that does not end")
-        return next_value(tx, iterator)
-    return iter(turn, None)
+    def __next__(self):
+        self.tx.ops += 1
+        if self.tx.ops > self.tx.options.max_ops:
+            unsupported(self.tx, "an iteration that does not end")
+        if (item := next_value(self.tx, self.iterator)) is None:
+            raise StopIteration
+        return item
+
+
+class Later:
+    """An iterable value, which is asked for its iterator when Python asks for one."""
+
+    def __init__(self, tx: Tracer, value: AbstractValue):
+        self.tx, self.value = tx, value
+
+    @interprets
+    def __iter__(self):
+        return rest_of(self.tx, iterate(self.tx, self.value))
 
 
 def unpack(tx: Tracer, value: AbstractValue) -> list:

@@ -286,11 +286,19 @@ class IterVal(Mutable):
 
     @property
     def cls(self):
-        if self.kind is not None:
-            return self.kind
-        kind, over = type(self.over), self.over
-        return type(iter([] if over is None else over.value if kind is Const else () if kind is TupleVal else
-                         getattr(over.of.cls(), over.kind)() if kind is ViewVal else over.cls()))
+        return self.kind or type(iter([] if self.over is None else plain_like(self.over)))
+
+
+def plain_like(value):
+    """A container of Python, whose iterators are of the same classes as those of `value`: it may be of a class that is not made
+    of nothing."""
+    kind = type(value)
+    if kind is ViewVal:
+        return getattr(plain_like(value.of), value.kind)()
+    if kind is DictVal or kind is ListVal:
+        special = collections.OrderedDict if kind is DictVal else collections.deque
+        return special() if issubclass(value.cls, special) else {} if kind is DictVal else []
+    return value.value if kind is Const else () if kind is TupleVal else set()
 
 
 @dataclass(frozen=True)

@@ -686,6 +686,99 @@ def iterators_go_on_behind_an_error(x):
     return out, x + 1
 
 
+class InTurns:
+    """An iterator that says now and then that it is at its end, or that something is wrong."""
+    def __init__(self, ends=(), errors=()):
+        self.i, self.ends, self.errors = 0, ends, errors
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.i += 1
+        if self.i in self.errors:
+            raise ValueError(self.i)
+        if self.i in self.ends or self.i > 9:
+            raise StopIteration
+        return self.i
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return next(self)
+
+
+TURNS = (lambda i: zip(i), lambda i: map(str, i), lambda i: filter(None, i), enumerate, itertools.cycle, itertools.accumulate,
+         lambda i: itertools.starmap(str, zip(i)), lambda i: itertools.compress(range(9), i), lambda i: itertools.chain(i, [0]),
+         lambda i: itertools.takewhile(bool, i), lambda i: itertools.islice(i, 4), lambda i: itertools.tee(i)[1],
+         lambda i: iter(i.__next__, 4))
+
+
+@program
+def iterators_are_asked_again_behind_their_end(x):
+    first = iter([1, 2, 3, 4, 5])
+    pairs = zip(first, iter([1]))
+    out = [list(pairs), list(pairs), next(first)]
+    for make in TURNS:
+        iterator = make(InTurns(ends=(3, 5), errors=(2, 6)))
+        for _ in range(7):
+            try:
+                out.append(next(iterator, "end"))
+            except ValueError as error:
+                out.append(str(error))
+    return out, x + 1
+
+
+@program
+def iterators_returned_behind_an_error_or_their_end(x):
+    out = []
+    for make in (zip, enumerate, lambda i: map(str, i)):
+        iterator = make(InTurns(ends=(2,), errors=(3,)))
+        next(iterator), next(iterator, None)
+        try:
+            next(iterator)
+        except ValueError:
+            out.append(iterator)
+    return [list(i) for i in out], out, x + 1
+
+
+@program(breaks=True)
+def counts_returned(x):
+    counts = itertools.count(1, step=2), itertools.count(1e16), itertools.count(start=3)
+    [[next(c), next(c)] for c in counts]
+    return *map(next, counts), counts[0], counts[1], x + 1
+
+
+@program
+def enumerations_begin_at_integers(x):
+    try:
+        enumerate([x], 1.5)
+    except TypeError as error:
+        return list(enumerate([x], True)), str(error)
+
+
+@program
+def what_changed_is_complained_about_again(x):
+    out, changed = [], ({1: 2}, {1}, collections.deque([1]))
+    for one, its in zip(changed, [[iter(changed[0]), reversed(changed[0].items())], [iter(changed[1])], [iter(changed[2])]]):
+        one.update({3: 4}) if type(one) is dict else one.add(3) if type(one) is set else one.append(3)
+        for it in its * 2:
+            try:
+                next(it)
+            except RuntimeError as error:
+                out.append(str(error))
+    return out, x + 1
+
+
+@program
+def exhausted_iterators_keep_their_class(x):
+    deque, views = collections.deque([1]), [collections.OrderedDict(a=1).values(), collections.defaultdict(int, a=1).items()]
+    its = [iter(c) for c in (deque, *views, "a", InTurns.__dict__)]
+    its += reversed({1: 2}), reversed(InTurns.__dict__)
+    return [(len(list(it)), type(it).__name__) for it in its], x + 1
+
+
 @program
 def iter_and_next(x):
     values = [3, 2, 1, 0]

@@ -13,6 +13,7 @@ import functools
 import inspect
 import itertools
 import math
+import operator
 import pdb
 import re
 import sys
@@ -30,7 +31,7 @@ from ..constants import as_number
 from ..descriptors import in_library, is_library_class
 from ..exceptions import user_error, user_errors
 from ..interpreter import read_cell, read_local, unless_raised
-from ..iterate import iterate, length, natively, next_value, rest_of, unpack, values_of
+from ..iterate import Later, iterate, length, natively, next_value, rest_of, unpack, values_of
 from ..keys import guard_keys
 from ..lookup import MISSING, is_plain_tuple, lookup, python_method
 from ..operations import binary, fold, later, printed, specialize
@@ -352,10 +353,10 @@ def as_value(tx, made) -> AbstractValue:
     return IterVal(it=natively(map(functools.partial(as_value, tx), made)), kind=type(made))
 
 
-ITERATED = {"iterable": rest_of, "tests": lambda tx, v: (truth(tx, item) for item in rest_of(tx, v)),
-            "rows": lambda tx, v: (unpack(tx, row) for row in rest_of(tx, v)),
-            "iterables": lambda tx, v: (values_of(tx, one) for one in rest_of(tx, v))}
-TAKES = {**ITERATED, "later": values_of, "pool": lambda tx, v: v.items, "function": function_of, "test": test_of, "value": lambda tx, v: v,
+ITERATED = {"iterable": rest_of, "tests": lambda tx, v: map(functools.partial(truth, tx), rest_of(tx, v)),
+            "rows": lambda tx, v: map(functools.partial(unpack, tx), rest_of(tx, v)),
+            "iterables": lambda tx, v: map(functools.partial(Later, tx), rest_of(tx, v))}
+TAKES = {**ITERATED, "later": Later, "pool": lambda tx, v: v.items, "function": function_of, "test": test_of, "value": lambda tx, v: v,
          "number": lambda tx, v: v.value}
 
 
@@ -409,7 +410,7 @@ def take_next(tx, iterator, default=None):
 
 @handles(enumerate)
 def enumerated(tx, iterable, start=ZERO):
-    iterator = iterate(tx, iterable)
+    start, iterator = HANDLED[operator.index](tx, start), iterate(tx, iterable)
     pairs = map(lambda v, i: TupleVal(items=[binary(tx, "+", start, const(i)), v]), rest_of(tx, iterator), itertools.count())
     return IterVal(it=natively(pairs), kind=enumerate, made=(enumerate, [iterator, start], {}))
 

@@ -22,7 +22,7 @@ from ..protocol import METHODS, method, operate
 from ..subscripts import get_item
 from ..tensors import call_tensor_method, emit
 from ..tracer import unsupported
-from ..values import Const, DictVal, GenVal, IterVal, ListVal, ObjVal, SetVal, TensorVal, TupleVal, ViewVal, const
+from ..values import Const, DictVal, GenVal, IterVal, ListVal, ObjVal, SetVal, TensorVal, TupleVal, ViewVal, const, plain_like
 from ..wrap import realize, wrap
 
 
@@ -30,7 +30,7 @@ from ..wrap import realize, wrap
 def iterate_sequence(tx, self):
     if self.cls is collections.deque:
         first, it = iter(entries(tx, self)), natively(iter(self.items))
-        return IterVal(it=(realize(tx, item) for item in it), over=self, unchanged=lambda: may_go_on(first))
+        return IterVal(it=map(functools.partial(realize, tx), it), over=self, unchanged=lambda: may_go_on(first))
     return IterVal(it=sequence(tx, self), over=self)
 
 
@@ -75,14 +75,14 @@ def reverse_sequence(tx, self):
     if self.cls is not collections.deque:
         return IterVal(it=sequence(tx, self, backwards=True), kind=type(reversed([] if type(self) is ListVal else ())))
     entries(tx, self)
-    return IterVal(it=(realize(tx, item) for item in natively(reversed(self.items))), kind=type(reversed(self.items)))
+    return IterVal(it=map(functools.partial(realize, tx), natively(reversed(self.items))), kind=type(reversed(self.items)))
 
 
 @METHODS.of((DictVal, "__reversed__"), (ViewVal, "__reversed__"))
 def reverse_dict(tx, self):
     view = shown_by(self)
     entries(tx, view.of)
-    return IterVal(it=entries_of(tx, view, reversed), kind=type(reversed(getattr(view.of.cls(), view.kind)())))
+    return IterVal(it=entries_of(tx, view, reversed), kind=type(reversed(plain_like(view))))
 
 
 METHODS[TensorVal, "__reversed__"] = lambda tx, self: call_tensor_method(tx, self, "__reversed__", [], {})
@@ -106,7 +106,8 @@ def reverse(tx, items):
 # Python has an answer for each kind. A list that grows during its loop has more turns. A dictionary, a set
 # or a deque that changes its size raises a `RuntimeError`, at the next turn and not before. Values are
 # kept in Python's own containers, so most of these answers come from Python's own iterators (`natively`).
-# What they say is then raised in the program that is being captured, where a handler may wait for it. An iterator knows from its
+# What they say is then raised in the program that is being captured, where a handler may wait for it, and again at the turn after that:
+# a generator would be at its end, so only what raises no error, or one only, is one. An iterator knows from its
 # beginning what it goes over, so each generator is `begun`, up to a first `yield` without a value.
 
 # %%
@@ -139,19 +140,20 @@ def may_go_on(iterator) -> bool:
         return False
 
 
-@begun
 def members(tx, value):
     """The items of a SetVal. The first change may replace the `keys` that are iterated over by a copy."""
     keys = value.keys
     given = natively(iter(keys))
-    yield
-    for key in given:
+
+    def turn():
+        for key in given:
+            if len(value.keys) != len(keys):
+                break
+            if key in value.keys:
+                return value_of_key(tx, key)
         if len(value.keys) != len(keys):
-            break
-        if key in value.keys:
-            yield value_of_key(tx, key)
-    if len(value.keys) != len(keys):
-        user_error(RuntimeError, "Set changed size during iteration")
+            user_error(RuntimeError, "Set changed size during iteration")
+    return iter(turn, None)
 
 
 @begun
@@ -166,13 +168,12 @@ def ordered_entries(value, order):
         yield entry
 
 
-@begun
 def entries_of(tx, view, order=iter):
     """What `order`, which is `iter` or `reversed`, gives for a view of a dictionary."""
     wanted = {"keys": (0,), "values": (1,), "items": (0, 1)}[view.kind]
     ordered = issubclass(view.of.cls, collections.OrderedDict)
-    given = ordered_entries(view.of, order) if ordered else natively(order(view.of.items.values()))
-    yield
-    for entry in given:
-        shown = [realize(tx, entry[i]) for i in wanted]
-        yield TupleVal(items=shown) if view.kind == "items" else shown[0]
+
+    def shown(entry):
+        parts = [realize(tx, entry[i]) for i in wanted]
+        return TupleVal(items=parts) if view.kind == "items" else parts[0]
+    return map(shown, ordered_entries(view.of, order) if ordered else natively(order(view.of.items.values())))

@@ -79,8 +79,10 @@ METHODS[SliceVal, "indices"] = lambda tx, self, length: fold(tx, slice.indices, 
 
 # %%
 def called_until(tx, function, sentinel):
-    while not equal(tx, value := call(tx, function, []), sentinel):
-        yield value
+    def turn():
+        value = unless_raised(StopIteration, lambda: call(tx, function, []))
+        return None if value is None or equal(tx, value, sentinel) else value
+    return iter(turn, None)
 
 
 HANDLED[iter] = lambda tx, value, sentinel=None: iterate(tx, value) if sentinel is None else \
