@@ -369,6 +369,19 @@ def test_an_integer_that_is_zero_divides_nothing(numbers):
         assert str(compiled(torch.ones(2), n)) == str(divided(torch.ones(2), n))
 
 
+def test_a_range_without_turns_has_a_step():
+    def f(x, n):
+        try:
+            range(0, 10, n)
+            return x + 1
+        except ValueError:
+            return x * 3
+
+    compiled = minicompile.compile(f, backend="aot_eager")
+    for n in (2, 3, 0, 5, -1):
+        assert str(compiled(torch.ones(2), n)) == str(f(torch.ones(2), n))
+
+
 @pytest.mark.parametrize("bad, error", [(0.0, ZeroDivisionError), (-1.0, ValueError)])
 def test_arithmetic_that_raises(bad, error):
     compiled = minicompile.compile(lambda x, s: x * (1 / s) * math.pow(s, 0.5), backend="aot_eager")

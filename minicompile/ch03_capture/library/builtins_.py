@@ -103,7 +103,7 @@ def make_range(tx, *args):
     args = list(map(as_number, args))
     if any(type(a) is TensorVal for a in args):
         unsupported(tx, "range() of a tensor")
-    plain = {a.cls for a in args} == {int} and all(type(step) is Const for step in args[2:])
+    plain = {a.cls for a in args} == {int} and all(type(step) is Const and step.value for step in args[2:])
     made = later(tx, range, range, args) if plain else None
     return made or fold(tx, range, [specialize(a) for a in args])
 
