@@ -2,6 +2,7 @@
 import gc
 import itertools
 import math
+import operator
 import os
 import random
 import subprocess
@@ -328,6 +329,25 @@ def test_the_two_zeros_are_different_operands(backend):
 def test_what_needs_the_number_is_compiled_for_it():
     agree(lambda x, p: F.dropout(x, p) * 0, [(torch.rand(4), p) for p in (.1, .2, .3)], graphs=3)
     agree(lambda x, s: x * int(s), [(torch.rand(4), s) for s in (1.5, 1.7, 2.5)], graphs=6)
+
+
+@pytest.mark.parametrize("large,dtype", [(1e300, torch.float32), (1e300, torch.bfloat16), (1e5, torch.float16), (math.inf, torch.float32)])
+@pytest.mark.parametrize("name", ["masked_fill", "fill", "alpha", "power", "set", "full", "clamp", "sum"])
+def test_a_float_that_does_not_fit_is_refused_as_in_eager(name, large, dtype):
+    f = {"masked_fill": lambda x, s: x.masked_fill(x > 2, s * 2), "fill": lambda x, s: x.clone().fill_(s),
+         "alpha": lambda x, s: torch.add(x, x, alpha=s), "power": lambda x, s: x ** s, "full": lambda x, s: x.new_full((2,), s),
+         "set": lambda x, s: operator.setitem(y := x.clone(), 0, s) or y, "clamp": lambda x, s: x.clamp(max=s),
+         "sum": lambda x, s: x + s}[name]
+
+    def outcome(f, s):
+        try:
+            return f(torch.arange(4).to(dtype), s)
+        except RuntimeError as error:
+            return str(error)
+    fast = minicompile.compile(f, backend="aot_eager")
+    for s in (1.5, 2.5, large, 3.5):
+        ours, eagers = outcome(fast, s), outcome(f, s)
+        assert ours == eagers if isinstance(eagers, str) else torch.allclose(ours, eagers, equal_nan=True)
 
 
 def test_a_float_decides_a_branch():

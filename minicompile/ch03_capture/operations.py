@@ -47,7 +47,7 @@ from .tensors import emit, to_arg, wrap_result
 from .tracer import Tracer, answer, unsupported
 from .values import (
     AbstractValue, Const, ListVal, NUMBERS, NUMPY_SCALARS, NotConstant, ObjVal, SymVal, TensorVal, TupleVal, const, describe,
-    is_unseen, unseen)
+    is_unseen, specialize, unseen)
 from .varying import REFUSALS_OF_VALUES, computed
 from .wrap import wrap_constant
 
@@ -286,8 +286,8 @@ def scalar_of(value: AbstractValue, scalar: type | None) -> AbstractValue:
 # If nobody answers, the program gets a TypeError, in the words that Python would use. The words depend on the
 # operands' classes, so the operator is applied to empty objects whose classes have the same names.
 #
-# The helpers: `enum_number` gives the number that a member of an IntEnum is in arithmetic, `specialize` fixes a symbol to its
-# present value, and `ask` calls the methods of `candidates` in their order until one gives an answer.
+# The helpers: `enum_number` gives the number that a member of an IntEnum is in arithmetic, and `ask` calls
+# the methods of `candidates` in their order until one gives an answer.
 
 # %%
 def raise_as_python(tx, function, name, *operands):
@@ -317,11 +317,6 @@ def has_method(cls, name) -> bool:
     """Whether a class may take part in an operator by a method in C, its own or one that the program's could not answer for."""
     methods = [vars(kind).get(f"__{prefix}{name}__", MISSING) for kind in cls.__mro__ if kind is not object for prefix in ("", "r", "i")]
     return not all(m is MISSING or isinstance(m, types.FunctionType) for m in methods)
-
-
-def specialize(value: AbstractValue) -> AbstractValue:
-    """A symbolic number fixed to its present value, by a guard."""
-    return const(value.value) if type(value) is SymVal else value
 
 
 def ask(tx, candidates, of_program=special) -> AbstractValue | None:

@@ -16,6 +16,7 @@
 # %%
 import enum
 import keyword
+import math
 import operator
 import types
 
@@ -43,7 +44,7 @@ from .storage import AS_STRIDED, check_strided, guard_not_a_view, guard_views, t
 from .tracer import Tracer, call, guard, is_library, location, say_where, step_of, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodName, MethodVal, NONE, NUMPY_SCALARS, ObjVal, SliceVal, SymVal, TensorVal,
-    TupleVal, const, describe)
+    TupleVal, const, describe, specialize)
 from .wrap import realize, wrap, wrap_constant
 
 
@@ -126,6 +127,7 @@ def fake_of(arg, tensors: list):
 #     mul: f32[3, 4] = mul(x, 3)
 
 # %%
+FLOAT64 = torch.finfo(torch.float64)
 TAKEN_FOR_OTHERS = (numpy.bool_, numpy.complex64)       # for a float or a bool, and for its real part
 
 
@@ -147,6 +149,8 @@ def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
         target = torch.pow              # in the text of a graph, `-2.0 ** x` is -(2.0 ** x)
     fakes, name = [], name_of_target(target)
     fake_args, fake_kwargs = fake_of(fx_args, fakes), fake_of(fx_kwargs, fakes)
+    if does_not_fit((*fake_args, *fake_kwargs.values()), fakes, target):
+        return emit(tx, target, [*map(specialize, args)], {k: specialize(v) for k, v in kwargs.items()})
     before = [f._version for f in fakes]
     check_operands(tx, name, fakes)
     result = run_fake(tx, target, fake_args, fake_kwargs)
@@ -165,6 +169,17 @@ def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
             finish_node(tx, node, result)
             return given
     return wrap_result(tx, node, result)
+
+
+def does_not_fit(args, tensors: list, target) -> bool:
+    """Is a float that varies too large for the dtype of a tensor beside it? A kernel may refuse to convert it (`x.fill_(1e300)`), so it is
+    taken for a constant, whose fit is asked (`refusals.py`). That it fits is a guard. Most operators of Python convert whatever it is."""
+    floats = [x for x in args if type(x) is torch.SymFloat]
+    if not floats or getattr(target, "__module__", None) == "_operator" and target not in (operator.pow, operator.ipow, operator.setitem):
+        return False
+    dtypes = {t.dtype for t in tensors} | {x for x in args if type(x) is torch.dtype} or {torch.get_default_dtype()}
+    largest = min([torch.finfo(d).max for d in dtypes if d.is_floating_point or d.is_complex], default=math.inf)
+    return largest < FLOAT64.max and not all(abs(x) <= largest for x in floats)
 
 
 def known_result(tx: Tracer, target, args, kwargs, result) -> AbstractValue | None:

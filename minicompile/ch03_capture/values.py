@@ -483,6 +483,11 @@ def const(value) -> Const:
     return NONE if value is None else boolean(value) if type(value) is bool else Const(value=value)
 
 
+def specialize(value: AbstractValue) -> AbstractValue:
+    """A symbolic number fixed to its present value, by a guard."""
+    return const(value.value) if type(value) is SymVal else value
+
+
 NUMPY_SCALARS = frozenset(type(numpy.zeros((), k)[()]) for k in numpy.typecodes["AllInteger"] + "?efdFD")
 NUMBERS = frozenset((int, float)) | {scalar for scalar in NUMPY_SCALARS if issubclass(scalar, (numpy.integer, numpy.floating))}
 NUMPY_TYPES = frozenset(type(numpy.dtype(scalar)) for scalar in NUMPY_SCALARS)

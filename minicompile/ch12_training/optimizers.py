@@ -30,7 +30,7 @@ from ..ch03_capture.operations import emit_float
 from ..ch03_capture.protocol import METHODS
 from ..ch03_capture.tensors import call_tensor_method, emit
 from ..ch03_capture.tracer import Tracer, call, is_library, unsupported
-from ..ch03_capture.values import NONE, AbstractValue, Const, DictVal, Lazy, ObjVal, SymVal, TensorVal
+from ..ch03_capture.values import NONE, AbstractValue, Const, DictVal, Lazy, ObjVal, SymVal, TensorVal, const
 from ..ch03_capture.wrap import wrap
 from .slots import autograd
 
@@ -77,27 +77,34 @@ def health_check(tx, self):
 #
 # It may be a tensor, so that a scheduler can change it in place. Then `param.add_(grad, alpha=-lr)` asks a tensor for its
 # number, where PyTorch has only a signature that takes a number. The product says the same, and leaves the number where
-# it is, if all is of one dtype: integers take the number as an integer, and the product of halves is rounded, though eager adds it
-# to floats as it is. Without the rewriting the tensor is asked, which breaks the graph.
+# it is, if it is computed in the dtype in which eager adds: that of halves would be rounded before it is added to floats. Integers
+# take the number as an integer, so there the tensor is asked, which breaks the graph.
 
 # %%
 SCALES = {"add": "alpha", "sub": "alpha", "addcmul": "value", "addcdiv": "value"}
 
 
-def as_product(number: AbstractValue | None, x: AbstractValue, operand: AbstractValue) -> bool:
-    """Does x + number * operand say what x.add(operand, alpha=number) does, where the number is a tensor?"""
+def as_product(tx: Tracer, number, x, operand) -> AbstractValue | None:
+    """What x.add(operand, alpha=number) adds to x, where the number is a tensor; None where eager may refuse it, or reads it otherwise."""
     if not type(number) is type(x) is type(operand) is TensorVal or number.fake.requires_grad or number.fake.dtype is torch.bool:
-        return False
-    return x.fake.dtype is operand.fake.dtype is torch.result_type(operand.fake, number.fake)
+        return None
+    common, given = torch.result_type(x.fake, operand.fake), operand.fake.dtype
+    if not torch.can_cast(number.fake.dtype, common) or not (given is common or given.is_floating_point):
+        return None
+    to_common = {"dtype": const(common)}
+    if given is not common:
+        operand = emit(tx, "to", [operand], to_common)
+    if torch.result_type(operand.fake, number.fake) is not common:          # neither has dimensions
+        number = emit(tx, "to", [number], to_common)
+    return emit(tx, torch.mul, [operand, number])
 
 
 def scaling_method(name: str, keyword: str):
     @METHODS.of((TensorVal, name))
     def scaled(tx: Tracer, self: TensorVal, *args, **kwargs):
         """self.name(operand, ..., keyword=number)"""
-        if args and as_product(number := kwargs.get(keyword), self, args[0]):
-            args = [emit(tx, torch.mul, [args[0], number]), *args[1:]]
-            kwargs = {k: v for k, v in kwargs.items() if k != keyword}
+        if args and (product := as_product(tx, kwargs.get(keyword), self, args[0])) is not None:
+            args, kwargs = [product, *args[1:]], {k: v for k, v in kwargs.items() if k != keyword}
         return call_tensor_method(tx, self, name, args, kwargs)
 
 

@@ -34,12 +34,12 @@ from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import Later, iterate, length, natively, next_value, rest_of, unpack, values_of
 from ..keys import guard_keys
 from ..lookup import MISSING, is_plain_tuple, lookup, python_method
-from ..operations import binary, fold, later, printed, specialize
+from ..operations import binary, fold, later, printed
 from ..protocol import METHODS, method, special
 from ..tracer import answer, bases, call, location, plain_python, unsupported
 from ..values import (
     AbstractValue, CellVal, Const, DictVal, ExcVal, FALSE, FuncVal, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal, PartialVal,
-    SliceVal, SuperVal, SymVal, TRUE, TensorVal, TupleVal, boolean, const, describe, is_class, is_unseen)
+    SliceVal, SuperVal, SymVal, TRUE, TensorVal, TupleVal, boolean, const, describe, is_class, is_unseen, specialize)
 from ..varying import computed
 from ..wrap import is_made_per_call, wrap
 from .containers import dict_update, result_of, set_of, sort_values, stop_iteration

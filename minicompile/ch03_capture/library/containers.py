@@ -22,13 +22,13 @@ from ..exceptions import user_error, user_errors
 from ..interpreter import advance, unless_raised
 from ..iterate import next_value, unpack, values_of
 from ..keys import entries, guard_keys, key_of, value_of_key
-from ..operations import specialize
 from ..protocol import METHODS, as_dict, method
 from ..subscripts import delete_item, get_item, index_of, is_missing, set_item
 from ..tracer import call, unsupported
 from ..values import (
     Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, TRUE,
-    TracebackVal, TupleVal, ViewVal, boolean, const, describe, is_class)
+    TracebackVal, TupleVal, ViewVal, boolean, const, describe, is_class,
+    specialize)
 from ..varying import varies_in
 from ..wrap import realize
 

@@ -28,11 +28,12 @@ from ..effects import changed
 from ..exceptions import user_error
 from ..interpreter import read_cell
 from ..lookup import MISSING, lookup, python_method
-from ..operations import scalar_of, specialize
+from ..operations import scalar_of
 from ..tracer import bases, guard, unsupported
 from ..values import (
     BuiltinVal, CellVal, Const, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MethodName, MethodVal, NONE, PartialVal,
-    SetVal, SliceVal, SuperVal, SymVal, TracebackVal, TupleVal, ViewVal, boolean, const, describe, dict_of, is_class)
+    SetVal, SliceVal, SuperVal, SymVal, TracebackVal, TupleVal, ViewVal, boolean, const, describe, dict_of, is_class,
+    specialize)
 from ..varying import computed
 from ..wrap import realize, wrap
 
