@@ -443,8 +443,8 @@ def compare(text, backend, statistics, settings):
             if differs_from_itself(code, plain, backend == "eager") or ordered_by_chance(code):
                 return None
             path, x, y = found
-            early = REFUSED + SAVED[:1] * (backend != "eager")
-            if path[:3] in ("[2]", "[3]") and any(words in a.error for words in early):
+            early = backend != "eager" and (a[0].startswith("backward raised") or SAVED[0] in a.error)
+            if path[:3] in ("[2]", "[3]") and (early or any(words in a.error for words in REFUSED)):
                 return None                                  # a kernel refused, or a backward raised in the middle: see README
             part = ["outcome", "result", "arguments", "globals", "output", "grad mode"][int(path[1])] if path[:1] == "[" else path
             part = "exception" if part == "result" and a[0].startswith("raised") else part
