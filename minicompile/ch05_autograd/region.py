@@ -26,7 +26,7 @@ from .callables import Compile, call_compiled, interpret_aten, picker, with_grad
 from .joint import Joint
 from .outputs import as_new, complex_results, has_base
 from .partition import Partition
-from .second import Again, Derivative, Inputs, derive_again, drawing_again, refuse, separate, states_before
+from .second import WRITTEN_SINCE, Again, Derivative, Inputs, derive_again, drawing_again, refuse, separate, states_before
 from .undefined import without_tangents
 
 # %% [markdown]
@@ -165,7 +165,7 @@ def saved_tensors(ctx, order: dict[int, int], reads: set[int], present: frozense
             return list(ctx.saved_tensors)
         except RuntimeError as error:
             if ctx.left is not None and present <= ctx.alive and not torch.is_grad_enabled():
-                if any(ctx.left[order[i]]._version != ctx.versions[order[i]] for i in reads if i in order):
+                if any_written(ctx, order, ctx.left, reads):
                     raise RuntimeError(MODIFIED) from None
                 return [ctx.left.get(i) for i in range(len(ctx.versions))]
             if ctx.versions is None or ctx.left is not None or ctx.hooked:
@@ -174,9 +174,14 @@ def saved_tensors(ctx, order: dict[int, int], reads: set[int], present: frozense
                 saved.register_hooks(_as_it_is, _as_it_is)      # from now on the engine does not check
             ctx.modified = str(error)
     tensors = list(ctx.saved_tensors)
-    if any(tensors[order[i]]._version != ctx.versions[order[i]] for i in reads if i in order):
+    if any_written(ctx, order, tensors, reads):
         raise RuntimeError(ctx.modified)
     return tensors
+
+
+def any_written(ctx, order: dict[int, int], tensors, reads: set[int]) -> bool:
+    """Was one of the saved values `reads` written since it was saved? tensors: those that were saved, by position."""
+    return any(tensors[order[i]]._version != ctx.versions[order[i]] for i in reads if i in order)
 
 
 TWICE = ("Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed). "
@@ -383,9 +388,8 @@ def inputs_again(region: Region, ctx, saved: list) -> list | str:
     """The inputs of the region, or why nothing can be computed from them again."""
     if ctx.states is None:
         return "it drew random numbers while a CUDA graph was captured"
-    order = region.order
-    if ctx.modified is not None and any(saved[i]._version != ctx.versions[order[i]] for i in region.inputs.read_again if i in order):
-        return "one of its inputs was modified in place since"
+    if ctx.modified is not None and any_written(ctx, region.order, [saved[i] for i in region.order], region.inputs.read_again):
+        return WRITTEN_SINCE
     return region.inputs.find(ctx, ctx.noted, saved)
 
 

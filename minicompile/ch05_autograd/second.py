@@ -287,6 +287,7 @@ def resolved(t: torch.Tensor) -> torch.Tensor:
 
 # %%
 LARGE, FIRST = 1 << 20, 4
+WRITTEN_SINCE = "one of its inputs was modified in place since"
 
 
 def empty_with_history(x: torch.Tensor) -> torch.Tensor:
@@ -338,7 +339,7 @@ class Inputs:
                 lost = i in self.again.overwritten
                 return "it overwrites a large input that its gradients depend on" if lost else "one of its inputs is not alive any more"
             if i in self.again.needed and version_of(x) != version:
-                return "one of its inputs was modified in place since"
+                return WRITTEN_SINCE
             found[i] = x
         return [self.as_it_stays(i, found[i]) for i in range(self.count)]
 

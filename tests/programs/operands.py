@@ -422,7 +422,7 @@ def formats(form: str):
 
 
 for _form in ("{x}.to(<f>).to({x}.dtype)", "({x} * 3).to(<f>).float() + {y}", "{x}.to(<f>).view(torch.uint8)",
-         "{x}.detach().to(<f>).mT.float()",
+              "{x}.detach().to(<f>).mT.float()",
               "{n}.to(<u>).to({n}.dtype)", "{n}.abs().to(<u>).view(-1)[:3].long()", "{b}.to(<t>).float()", "{a}.to(<t>).to({a}.dtype)",
               "torch.cat([{x}.to(<f>), {x}.to(<f>)]).float()", "torch.stack([{x}.to(<f>)] * 2)[1].to({x}.dtype)",
               "{x}.to(<f>)[..., :1].double()",

@@ -27,8 +27,7 @@ from ..subscripts import delete_item, get_item, index_of, is_missing, set_item
 from ..tracer import call, unsupported
 from ..values import (
     Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, TRUE,
-    TracebackVal, TupleVal, ViewVal, boolean, const, describe, is_class,
-    specialize)
+    TracebackVal, TupleVal, ViewVal, boolean, const, describe, is_class, specialize)
 from ..varying import varies_in
 from ..wrap import realize
 

@@ -32,8 +32,7 @@ from ..operations import scalar_of
 from ..tracer import bases, guard, unsupported
 from ..values import (
     BuiltinVal, CellVal, Const, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MethodName, MethodVal, NONE, PartialVal,
-    SetVal, SliceVal, SuperVal, SymVal, TracebackVal, TupleVal, ViewVal, boolean, const, describe, dict_of, is_class,
-    specialize)
+    SetVal, SliceVal, SuperVal, SymVal, TracebackVal, TupleVal, ViewVal, boolean, const, describe, dict_of, is_class, specialize)
 from ..varying import computed
 from ..wrap import realize, wrap
 
