@@ -44,19 +44,21 @@
 
 # %%
 import dis
+import gc
 import inspect
 import types
 from dataclasses import dataclass, field
 
 
+from ..ch02_guards.sources import LocalSource
 from ..errors import SkipFrame, Unsupported
 from .binding import bind
 from .exceptions import UserError, user_error
-from .hook import kept
-from .tracer import Tracer, location, say_where, unsupported
+from .hook import kept, record
+from .tracer import Tracer, guard, location, say_where, unsupported
 from .values import (
-    AbstractValue, BIRTHS, DictVal, ExcVal, GenVal, IterVal, LASTI, NONE, NULL, NotConstant, TracebackVal, TupleVal, const,
-    dict_of)
+    AbstractValue, BIRTHS, DictVal, ExcVal, GenVal, IterVal, LASTI, Lazy, NONE, NULL, NotConstant, ObjVal, TracebackVal, TupleVal,
+    const, dict_of)
 from .wrap import realize
 
 @dataclass(eq=False)
@@ -237,6 +239,9 @@ def run_instructions(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> 
                 pushed = handler(tx, frame, instruction, *operands)
             except UserError as error:
                 note_raise(tx, frame, instruction, error.exc)
+                entry = covering(frame, instruction.offset)
+                for value in stack[entry.depth:] if entry else ():
+                    let_go(tx, value)
                 if not unwind(frame, instruction.offset, error.exc):
                     raise
                 continue
@@ -314,6 +319,11 @@ def unwind(frame: Frame, offset: int, exc: ExcVal) -> bool:
             jump(frame, entry.target)
             return True
     return False
+
+
+def covering(frame: Frame, offset: int):
+    """The entry of the table that says who handles an exception of the instruction at `offset`, or None."""
+    return next((entry for entry in frame.decoded.table if entry.start <= offset < entry.end), None)
 
 
 def jump(frame: Frame, offset: int):
@@ -473,7 +483,7 @@ def has_cleanup(frame: Frame) -> bool:
     GeneratorExit. Its handlers are followed on the way of an exception that no `except` wants."""
     instructions, index = frame.decoded.instructions, frame.decoded.index
     offset = instructions[frame.ip - 1].offset
-    while (entry := next((e for e in frame.decoded.table if e.start <= offset < e.end), None)) is not None:
+    while (entry := covering(frame, offset)) is not None:
         at = instructions[index[entry.target]]
         while at.opname not in ("RERAISE", "CLEANUP_THROW"):
             leads = at.opname.startswith("POP_JUMP") and at.opname.endswith("IF_FALSE")
@@ -484,6 +494,29 @@ def has_cleanup(frame: Frame) -> bool:
     return False
 
 
+# %% [markdown]
+# A generator that a loop behind a graph break takes its items from is a real one, which waits on the stack. When the loop is left
+# by `break`, `return` or an exception, or the program deletes it, Python closes it at once. So the graph breaks there (`let_go`), and a
+# step does it. That goes for iterators over a generator, such as `enumerate` makes, and for objects with a `__del__`, too.
+
+# %%
+def let_go(tx: Tracer, value) -> None:
+    """The program drops `value`; if a resume function was given it, there may be nobody else who holds it."""
+    if type(value) in (Lazy, ObjVal) and type(value.source) is LocalSource and "origin" in record(tx.frames[0].code):
+        guard(tx, value.source, "TYPE_MATCH", type(value.real))
+        if runs_code_at_death(value.real):
+            unsupported(tx, f"a {type(value.real).__qualname__} is dropped, which runs code")
+
+
+def runs_code_at_death(real) -> bool:
+    """Whether dropping an object may run code of the program: a suspended generator, or what takes items from one, or a `__del__`."""
+    if isinstance(real, (types.GeneratorType, types.CoroutineType)) or hasattr(type(real), "__del__"):
+        return True
+    is_iterator = hasattr(type(real), "__next__") and type(real).__module__ in ("builtins", "itertools")
+    return (is_iterator or type(real) is tuple) and any(map(runs_code_at_death, gc.get_referents(real)))
+
+
+# %%
 def delegates(frame: Frame) -> bool:
     """Whether a suspended generator stands in a `yield from`."""
     following, on_top = frame.decoded.instructions[frame.ip], frame.stack[-1:]

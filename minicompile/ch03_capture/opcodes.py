@@ -30,7 +30,7 @@ from .attributes import get_attribute, set_attribute
 from .comparisons import compare, identical, truth
 from .effects import touch
 from .exceptions import user_error
-from .interpreter import instructions, jump, opcode, pop_many, read_cell, read_local, store_local
+from .interpreter import instructions, jump, let_go, opcode, pop_many, read_cell, read_local, store_local
 from .iterate import iterate, next_value, unpack
 from .keys import key_of
 from .methods import call_method
@@ -52,7 +52,7 @@ from .wrap import wrap, wrap_constant
 # %%
 instructions({
     "RESUME NOP PRECALL": lambda tx, frame, i: None,
-    "POP_TOP END_FOR": lambda tx, frame, i, value: None,
+    "POP_TOP END_FOR": lambda tx, frame, i: let_go(tx, list.pop(frame.stack)),               # nobody looks at it
     "PUSH_NULL": lambda tx, frame, i: NULL,
     "COPY": lambda tx, frame, i: frame.stack[-i.arg],
 })
@@ -86,6 +86,8 @@ instructions({
 def delete_fast(tx, frame, i):
     if i.argval not in frame.locals:
         read_local(tx, frame, i.argval)              # raises
+    if not i.argval.startswith("__stack"):              # that has only been moved
+        let_go(tx, frame.locals[i.argval])
     del frame.locals[i.argval]
 
 

@@ -1135,7 +1135,75 @@ def group_left_over(x):
     return y, out
 
 
+def closing(count, name):
+    try:
+        yield from range(count)
+    finally:
+        LOG.append(f"closed {name}")
+
+
+def generator_left_by_break(x):
+    with quiet_gradients():
+        for n, i in enumerate(closing(5, "inner")):
+            x = x + i
+            effect(n)
+            if i == 2:
+                break
+        LOG.append(("behind the loop", torch.is_grad_enabled()))
+        y = x * 2
+    return y
+
+
+def generators_left_by_break_in_nested_loops(x):
+    for _, j in zip(closing(3, "first"), closing(3, "second")):
+        for i in map(abs, closing(5, "inner")):
+            x = x + i
+            effect(i)
+            if x.sum() > 4:
+                break
+        LOG.append("behind the inner loop")
+        if j == 1:
+            break
+    LOG.append("behind both")
+    return x * 2
+
+
+def generator_left_by_return(x):
+    try:
+        for i in closing(5, "inner"):
+            x = x + i
+            effect(i)
+            if i == 2:
+                return x * 3
+    finally:
+        LOG.append("finally")
+
+
+def generators_left_by_exceptions(x):
+    for i in closing(2, "outer"):
+        try:
+            for j in closing(5, "inner"):
+                x = x + j
+                effect(j)
+                if j == 1:
+                    [].pop()
+        except IndexError:
+            LOG.append("caught")
+            x = x * 2
+        LOG.append("behind the try")
+    return x
+
+
+def generator_deleted(x):
+    it = closing(3, "it")
+    x = x + next(it)
+    effect(x)
+    del it
+    LOG.append("deleted")
+    return x * 2
+
+
 ALL = [f for f in list(globals().values()) if isinstance(f, types.FunctionType) and f.__module__ == __name__
-       and f.__name__ not in ("effect", "fail", "seen_state", "generator_context", "quiet_gradients")]
+       and f.__name__ not in ("effect", "fail", "seen_state", "generator_context", "quiet_gradients", "closing")]
 # Nothing to compile, or it raises each time
 EAGER = ("unbound_later", "return_in_finally", "generator_expression", "runs_text", "writes_locals")
