@@ -78,8 +78,9 @@ from torch import fx
 
 from .. import logs
 from ..ch01_graphs.fake import FakeTensor, storage_key
-from ..ch01_graphs.graph import Graph, closure, copy_provenance, graph_module
+from ..ch01_graphs.graph import Graph, closure, copy_provenance, graph_module, map_args
 from ..ch01_graphs.layouts import is_dense
+from ..ch01_graphs.shapes import expr_of
 from ..errors import Unsupported
 from .aliases import viewed_argument
 from .cleanup import has_effect, is_random
@@ -489,8 +490,10 @@ def partition(joint: Joint) -> Partition:
     positions = [inputs.index(n) if n in inputs and is_safe(n, joint) else None for n in saved]
     computed = [n for n, p in zip(saved, positions) if p is None]
     copied = [n for n in computed if isinstance(n.meta["val"], torch.Tensor) and (n.op == "placeholder" or is_lent(n, lent))]
-    return Partition(_forward_graph(joint, halves, inputs, computed, copied),
-                     _backward_graph(joint, halves, saved, copied), [n.name for n in saved], positions, joint.reached)
+    forward = _forward_graph(joint, halves, inputs, computed, copied)
+    returned = forward.graph.output_node().args[0][len(halves.outputs):]
+    copies = {n: copy.meta["val"] for n, copy in zip(computed, returned) if n in copied}
+    return Partition(forward, _backward_graph(joint, halves, saved, copies), [n.name for n in saved], positions, joint.reached)
 
 
 def expose_more(joint: Joint, halves: Halves, saved: list) -> bool:
@@ -522,7 +525,8 @@ def is_lent(node: fx.Node, lent: set[int]) -> bool:
 # The forward graph has the nodes that its outputs, or the computed among the saved values, are made from, in the order of the joint
 # graph. The
 # writes to inputs (`copy_`) come last, as the contract of a functional graph asks. A saved input that may be
-# written before backward runs is saved as a copy, made ahead of these writes.
+# written before backward runs is saved as a copy, made ahead of these writes. Backward sees it as it lay: an expanded dim is
+# copied once and expanded again, and the others keep their order, since the views of the graph were made for that.
 
 # %%
 def _forward_graph(joint, halves, inputs, computed, copied) -> fx.GraphModule:
@@ -535,30 +539,30 @@ def _forward_graph(joint, halves, inputs, computed, copied) -> fx.GraphModule:
                 copies.append(node)
             else:
                 env[node] = copy_provenance(graph.node_copy(node, env.__getitem__), node)
-    extra = []
-    for node in computed:
-        if node in copied:
-            form = {"memory_format": torch.preserve_format if is_dense(node.meta["val"])
-                    else torch.contiguous_format}
-            copy = graph.call_function(aten.clone.default, (env[node],), form)
-            copy_provenance(copy, node).meta["val"] = as_copied(node)
-            extra.append(copy)
-        else:
-            extra.append(env[node])
+    extra = [saved_copy(graph, env[node], node) if node in copied else env[node] for node in computed]
     for node in copies:
         copy_provenance(graph.node_copy(node, env.__getitem__), node)
     graph.output((*(fx.map_arg(o, env.__getitem__) for o in halves.outputs), *extra))
     return graph_module(joint.gm, graph)
 
 
-def as_copied(node: fx.Node):
-    """The fake of a saved copy of an input: gaps are not copied."""
-    val = node.meta["val"]
-    if is_dense(val):
-        return val
-    if any(user.target is aten.as_strided.default for user in node.users):
+def expanded_dims(node: fx.Node) -> list[int]:
+    return [d for d, stride in enumerate(node.meta["val"].stride()) if isinstance(stride, int) and stride == 0]
+
+
+def add_call(graph: Graph, origin: fx.Node, op, value: fx.Node, *numbers) -> fx.Node:
+    node = copy_provenance(graph.call_function(op, (value, *map_args(expr_of, numbers))), origin)
+    node.meta["val"] = op(value.meta["val"], *numbers)
+    return node
+
+
+def saved_copy(graph: Graph, value: fx.Node, node: fx.Node) -> fx.Node:
+    """A saved copy: gaps are not copied, nor an element twice."""
+    if not is_dense(node.meta["val"]) and any(user.target is aten.as_strided.default for user in node.users):
         raise Unsupported("an input that has gaps is copied, and as_strided looks at the gaps")
-    return FakeTensor(torch.empty(val.shape, dtype=val.dtype, device="meta"), val.device)
+    for d in expanded_dims(node):
+        value = add_call(graph, node, aten.slice.Tensor, value, d, 0, 1)
+    return add_call(graph, node, aten.clone.default, value)
 
 
 # %% [markdown]
@@ -579,15 +583,17 @@ def private(joint, halves, saved) -> set[fx.Node]:
     return {n for n in saved for key in memory_of([n]) if times[key] == 1 and key not in public and n in varying}
 
 
-def _backward_graph(joint, halves, saved, copied) -> fx.GraphModule:
+def _backward_graph(joint, halves, saved, copies) -> fx.GraphModule:
     graph, env = Graph(), {}
     owned = private(joint, halves, saved)
     for node in saved + [n for n in joint.gm.graph.nodes if n.op == "placeholder" and n in halves.backward]:
         env[node] = graph.placeholder(node.name)
         env[node].meta.update(node.meta)
         env[node].meta["owned"] = node in owned
-        if node in copied:
-            env[node].meta["val"] = as_copied(node)
+    for node, copy in copies.items():
+        env[node].meta["val"] = copy
+        if expanded_dims(node):
+            env[node] = add_call(graph, node, aten.expand.default, env[node], list(node.meta["val"].shape))
 
     def bring(node):
         stack = [] if node in env else [node]

@@ -1071,6 +1071,37 @@ def test_a_saved_copy_of_an_input_with_gaps(backend):
     torch.testing.assert_close(results[1], results[0])
 
 
+VIEWS_OF_COPIES = {
+    "one number": (lambda: torch.randn(1).expand(3), lambda x: x.expand(3, -1).reshape(-1)),
+    "two expanded dims": (lambda: torch.randn(1, 1).expand(3, 4), lambda x: x.view(-1)),
+    "one between others": (lambda: torch.randn(2, 1, 4).expand(2, 3, 4), lambda x: x.permute(1, 0, 2).view(3, 8)),
+    "channels last": (lambda: torch.randn(2, 1, 4, 5).to(memory_format=torch.channels_last).expand(-1, 3, -1, -1),
+                      lambda x: x.permute(1, 0, 2, 3).reshape(3, -1)),
+    "gaps and another order": (lambda: torch.randn(2, 3, 8)[:, :, :4].permute(1, 0, 2), lambda x: x.permute(1, 0, 2).view(6, 4)),
+    "complex": (lambda: torch.randn(1, dtype=torch.complex64).expand(3), lambda x: torch.view_as_real(x.expand(2, 3).reshape(-1))),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("backend", ["aot_eager", "decomposed", "loops"])
+@pytest.mark.parametrize("name", VIEWS_OF_COPIES)
+def test_views_are_as_possible_of_a_saved_copy_as_of_the_input(name, backend, dynamic):
+    make, view = VIEWS_OF_COPIES[name]
+    results = []
+    for run in ("eager", backend):
+        torch.manual_seed(0)
+        x = make()
+        memory = x.as_strided((2, 2), (0, 0))
+        x.requires_grad_()
+        steps = torch.arange(1., 4).view(3, *[1] * view(x).dim())
+        y = minicompile.compile(lambda x: (view(x) * steps).sin(), backend=run, fullgraph=True, dynamic=dynamic)(x)
+        with torch.no_grad():
+            memory[0, 0].mul_(3)                        # eager has saved what it made of x
+        grad, = torch.autograd.grad(y.sum(), x)
+        results.append((y.detach(), grad, grad.stride()))
+    torch.testing.assert_close(results[1], results[0])
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "loops"])
 def test_random_numbers_that_nobody_reads_are_drawn(backend):
     def f(x):
