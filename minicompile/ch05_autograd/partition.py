@@ -86,6 +86,7 @@ from .aliases import viewed_argument
 from .cleanup import has_effect, is_random
 from .joint import Joint
 from .maxflow import INFINITE, Network, add_edge, add_vertex, maximum_flow, sink_side
+from .output_plan import view_chain
 from .rules.operators import BECOME_LOOPS, CHEAP
 
 aten = torch.ops.aten
@@ -162,7 +163,8 @@ def size_in_bytes(node: fx.Node) -> int:
 # A node that depends on a tangent can only run in backward. A node that an output needs has to run in
 # forward. A node that neither is true of (the comparison inside the derivative of `abs`) may run in either,
 # and the cut decides. But a library call of the engine's that no output needs runs in backward, as it does in eager: the zeros that are the
-# gradient of `ceil` depend on no tangent, nor does the derivative of a pool that is given them, and a kernel may raise.
+# gradient of `ceil` depend on no tangent, nor does the derivative of a pool that is given them, and a kernel may raise. So does any
+# gradient: were it saved, a program that writes to it would write to what a second backward reads.
 
 # %%
 @dataclass
@@ -188,13 +190,13 @@ def split_nodes(joint: Joint) -> Halves:
     outputs, gradients = list(output.args[0][:count]), list(output.args[0][count:])
     needed = {n for n in outputs if isinstance(n, fx.Node)}
     for_outputs = with_ancestors([*needed, *joint.gm.graph.find_nodes(op="call_function", target=aten.copy_.default)])
-    in_backward = False
+    in_backward, handed_out = False, {view_chain(g)[0] for g in gradients if isinstance(g, fx.Node)}
     for node in joint.gm.graph.nodes:
         tangent = "tangent" in node.meta
         if node.op == "output":
             continue
         if tangent or any(a in backward for a in node.all_input_nodes) or (in_backward and is_random(node)) or \
-                node not in for_outputs and is_of_the_engine(node):
+                node not in for_outputs and is_of_the_engine(node, node in handed_out):
             backward.add(node)
             in_backward = in_backward or not tangent
         elif node.op == "call_function" and has_effect(node):
@@ -208,9 +210,10 @@ def split_nodes(joint: Joint) -> Halves:
     return Halves(backward, forward, outputs, gradients)
 
 
-def is_of_the_engine(node: fx.Node) -> bool:
-    """Is it a library call that the program has not asked for?"""
-    return isinstance(node.target, torch._ops.OpOverload) and "asked" not in node.meta and not (is_fusible(node) or has_effect(node))
+def is_of_the_engine(node: fx.Node, handed_out: bool) -> bool:
+    """Is it a library call, or what is `handed_out` as a gradient, that the program has not asked for?"""
+    unasked = isinstance(node.target, torch._ops.OpOverload) and "asked" not in node.meta
+    return unasked and not has_effect(node) and (handed_out or not is_fusible(node))
 
 # %% [markdown]
 # ## Prices

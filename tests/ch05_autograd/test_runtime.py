@@ -1629,3 +1629,14 @@ def test_a_gradient_that_is_a_view_of_a_tangent_is_that_view(name, dynamic, back
     assert dynamic or seen[1][0][0] == seen[0][0][0]
     assert dynamic or name in ("transposed", "a row") or seen[1][0] == seen[0][0]
     torch.testing.assert_close(seen[1][1:], seen[0][1:])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_a_gradient_that_no_tangent_leads_to_belongs_to_who_asked_for_it(backend):
+    compiled = minicompile.compile(lambda a, b: torch.cat([a.view(16), b.view(16)[:0]]), backend=backend)
+    a, b = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    y = compiled(a, b).sum()
+    for _ in range(2):
+        found = torch.autograd.grad(y, (a, b), retain_graph=True)
+        assert found[0].eq(1).all() and found[1].eq(0).all()
+        found[1].add_(3)
