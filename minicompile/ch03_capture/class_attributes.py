@@ -39,6 +39,7 @@ from .descriptors import (
     written_in_class)
 from .effects import changed
 from .exceptions import user_error
+from .hook import is_library_file
 from .lookup import MISSING, lookup, python_method
 from .tracer import answer, call, constant_source, guard, read_once, unsupported, written_global
 from .values import DELETED, DictVal, Lazy, MethodName, NONE, const, describe
@@ -49,7 +50,17 @@ def python_module_attribute(tx, obj, name):
     real, at = obj.real, constant_source(tx, obj.real)
     if (written := written_global(tx, vars(real), name)) is not None:
         return written if written is not DELETED else no_module_attribute(real, name)
+    if (fallback := asked_instead(real, name)) is not None:
+        guard(tx, InstanceDictSource(at), "NO_KEY", name)
+        return call(tx, wrap(tx, fallback, ItemSource(InstanceDictSource(at), "__getattr__")), [const(name)])
     return read_once(tx, real, name, lambda: find_module_attribute(tx, real, at, name))
+
+
+def asked_instead(module, name):
+    """The program's `__getattr__` of a module (PEP 562), if that is what `module.name` calls. What one of a library gives is read once."""
+    found = vars(module).get("__getattr__")
+    missing = type(module) is types.ModuleType and name not in vars(module) and not hasattr(types.ModuleType, name)
+    return found if missing and isinstance(found, types.FunctionType) and not is_library_file(found.__code__.co_filename) else None
 
 
 def find_module_attribute(tx, real, at, name):

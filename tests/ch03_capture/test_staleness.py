@@ -5,10 +5,12 @@ import dataclasses
 import enum
 import fractions
 import functools
+import operator
 import types
 
 import pytest
 import torch
+from recorders import Recorder, same
 
 import minicompile
 
@@ -920,3 +922,56 @@ def test_attributes_whose_names_are_no_identifiers(owner, name, fresh):
             expected = read_and_write(x)[0], getattr(made, name), getattr(owner, name + "w", None)
             assert list(made_with.keywords) == [name] and made_with.keywords[name] is x
             assert all(a is b if a is None else torch.equal(a, b) for a, b in zip(got, expected))
+
+
+def test_getattr_of_a_module_is_called_as_often_as_in_eager():
+    """It may give something else each time (PEP 562)."""
+    module, asked = types.ModuleType("asked"), []
+
+    def find(name):
+        if name == "missing":
+            raise AttributeError(f"there is no {name}")
+        asked.append(name)
+        return [len(asked)] if name == "made" else len(asked) % 3
+
+    def f(x):
+        return x + module.number, module.made, hasattr(module, "missing"), getattr(module, "missing", 4), module.number
+
+    module.__getattr__, x, known = find, torch.ones(3), []
+    compiled = minicompile.compile(f, backend="eager", fullgraph=True)
+    for _ in range(5):
+        asked[:] = known
+        expected, after = f(x), list(asked)
+        asked[:] = known
+        same(compiled(x), expected)
+        assert asked == after
+        known = after
+    module.number = 7                                        # now it is there
+    same(compiled(x)[0], x + 7)
+
+
+def test_getters_that_the_program_keeps():
+    """`itemgetter` and its kin are objects in C: they are known by what they were made of, one that was made anew by the same."""
+    backend, x, layer = Recorder(), torch.ones(2, 3), torch.nn.Linear(3, 3)
+
+    def made(item="a", attribute="weight.shape", dim=0):
+        return (operator.itemgetter(item), operator.attrgetter("bias", attribute), operator.methodcaller("sum", dim),
+                operator.methodcaller("sum", dim=dim, keepdim=True))
+
+    def f(x, getters):
+        item, attribute, method, named = getters
+        rows = sorted([{"a": 3, "b": 1}, {"a": 1, "b": 2}], key=item)
+        return item({"a": x + 1, "b": x}), attribute(layer), method(x), named(x), rows, list(map(method, [x, x * 2]))
+
+    compiled = minicompile.compile(f, backend=backend, fullgraph=True)
+    for getters in (made(), made()):
+        same(compiled(x, getters), f(x, getters))
+    assert len(backend.graphs) == 1
+    for getters in (made(item="b"), made(attribute="in_features"), made(dim=1)):
+        same(compiled(x, getters), f(x, getters))
+    assert len(backend.graphs) == 4
+    loose = minicompile.compile(f, backend="eager")
+    with pytest.raises(KeyError):
+        loose(x, made(item="c"))
+    with pytest.raises(TypeError, match="itemgetter expected 1 argument, got 0"):
+        minicompile.compile(lambda x, get: (x + 1, get()), backend="eager")(x, made()[0])

@@ -229,6 +229,16 @@ for _module, _names in {
     for _name in _names:
         interpreted(_module, _name)
 
+@REAL_CALLS.of(operator.itemgetter, operator.attrgetter, operator.methodcaller)
+def call_getter(tx, function, args, kwargs):
+    """One that the program keeps is made again, of what it says to `pickle` that it was made of."""
+    if len(args) != 1 or kwargs:
+        unsupported(tx, f"a call of {describe(function)} with {len(args) + len(kwargs)} arguments")
+    reduced = wrap(tx, function.real.__reduce__(), part(CallSource, function.source, "__reduce__"))
+    make, parts = (realize(tx, item) for item in reduced.items)
+    return call(tx, call(tx, make, [realize(tx, item) for item in parts.items]), args, kwargs)
+
+
 HANDLED[operator.index] = lambda tx, a: a if type(a) is SymVal and a.cls is int else \
     special(tx, a, "__index__") or fold(tx, operator.index, [a])
 
