@@ -68,6 +68,7 @@ PROGRAMS = {
     "split": (lambda x: [t * 2 for t in x.split(2, 2)], randn("n", "m", 4)),
     "expand": (lambda x: x[:, None].expand(-1, x.shape[0], -1) * 2, randn("n", "m")),
     "arange": (lambda x: x + torch.arange(x.shape[0])[:, None], randn("n", "m")),
+    "arange-float": (lambda x: x + torch.arange(x.shape[0], -x.shape[0], -2.0)[:, None], randn("n", "m")),
     "mask": (lambda x: x.masked_fill(torch.ones(x.shape[1], x.shape[1]).tril() == 0, -1e9).softmax(-1),
              randn(2, "n", "n")),
     "sdpa": (lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), randn("m", 2, "n", 8)),

@@ -124,6 +124,21 @@ def settle_floats(func, args, kwargs):
     return pytree.tree_map(lambda x: x.node.guard_float() if isinstance(x, torch.SymFloat) else x,
                            (args, kwargs))
 
+
+# %% [markdown]
+# `torch.arange(n, -n, -1.0)` has as many elements as one with the step -1. Of integers this number is an expression; asked with floats,
+# the meta kernel divides floats, and wants to know the quotient.
+
+# %%
+def in_integers(func, args, kwargs):
+    """The arguments, with whole floats as integers where they are bounds of a range that a symbol bounds, too."""
+    bounds = func is aten.arange.default or func is aten.arange.start or func is aten.arange.start_step
+    if not (bounds and any(type(x) is torch.SymInt for x in args) and all(type(x) is not float or x.is_integer() for x in args)):
+        return args, kwargs
+    whole = [int(x) if type(x) is float else x for x in args]
+    dtype = torch.get_default_dtype() if any(type(x) is float for x in args) else None
+    return whole, kwargs if kwargs.get("dtype") or dtype is None else {**kwargs, "dtype": dtype}
+
 # %% [markdown]
 # ## One question
 #
@@ -152,7 +167,7 @@ def run_on_fakes(func, args, kwargs):
     if func in IN_NUMBERS:
         return answer_in_numbers(IN_NUMBERS[func](args[0]))
     _check_data_dependent(func, args)
-    args, kwargs = settle_floats(func, args, kwargs)
+    args, kwargs = in_integers(func, *settle_floats(func, args, kwargs))
     flat, spec = pytree.tree_flatten((args, kwargs))
     tensors = [x for x in flat if isinstance(x, torch.Tensor)]
     if func in REFUSALS:

@@ -209,8 +209,8 @@ def arange(g, start, end, step=1, **kwargs):
 
     def inner(b, index):
         if isinstance(start, float) or isinstance(step, float):
-            scaled = b.op("mul", b.index(index[0], torch.float64), b.constant(step, torch.float64))
-            return b.to_dtype(b.op("add", scaled, b.constant(start, torch.float64)), dtype)
+            first, by = (element(b, value, index, torch.float64) for value in (start, step))
+            return b.to_dtype(b.op("add", b.op("mul", b.index(index[0], torch.float64), by), first), dtype)
         return b.index(as_expr(index[0]) * step + start, dtype)
 
     return make_lazy(g, inner, [])
