@@ -24,10 +24,10 @@ from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ItemSource
 from ..errors import SkipFrame
 from .attributes import get_attribute, get_plainly, store_attribute
-from .builders import dict_contents
+from .builders import as_python, dict_contents
 from .descriptors import is_library_class, is_patched
 from .effects import changed
-from .exceptions import user_error, user_errors
+from .exceptions import UserError, user_error, user_errors
 from .interpreter import inline
 from .keys import entries, guard_keys
 from .library.fields import NAMING
@@ -352,6 +352,32 @@ def call_class(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
 # `self`. What this writes are attributes of the value. A class that is made in C, or has no `__dict__`, could hold
 # state that the trace would not see, so it breaks the graph.
 #
+# `Color("RED")`: an Enum whose members do not have that value asks its `_missing_`. One that the program has written is traced.
+
+# %%
+def is_by_missing(tx: Tracer, cls, args, kwargs) -> bool:
+    """Whether `cls(*args, **kwargs)` asks a `_missing_` of the program. (A Flag makes members as they are needed.)"""
+    own = getattr(getattr(cls, "_missing_", None), "__func__", None)
+    if not isinstance(own, types.FunctionType) or own.__module__ == "enum" or issubclass(cls, enum.Flag) or len(args) != 1 or kwargs:
+        return False
+    value = as_python(tx, args[0])
+    return len(cls) > 0 and not is_library_class(cls) and not any(value is member or value == member.value for member in cls)
+
+
+def by_missing(tx: Tracer, function: ObjVal, value) -> AbstractValue:
+    cls = function.real
+    try:
+        found = call(tx, get_attribute(tx, function, "_missing_"), [value])
+    except UserError:
+        unsupported(tx, f"an error in {cls.__qualname__}._missing_")
+    if found is NONE:
+        user_error(ValueError, f"{as_python(tx, value)!r} is not a valid {cls.__qualname__}")
+    if not isinstance(getattr(found, "real", None), cls):
+        unsupported(tx, f"{cls.__qualname__}._missing_ gives something else than a member")
+    return found
+
+
+# %% [markdown]
 # One thing the trace cannot follow at all: *when* an object dies. CPython calls `__del__`, and the callbacks of weak
 # references, the moment the last reference is gone, be it by `del`, by an assignment, or at the end of a call. The trace
 # counts no references, and an object that nobody sees afterwards is never made. So a frame that makes an object with a
@@ -378,6 +404,8 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     if issubclass(cls, BaseException):
         return make_exception(tx, cls, args, kwargs)
     if cls in FOLDED_CLASSES or cls in IMMUTABLE or isinstance(cls, enum.EnumMeta):
+        if is_by_missing(tx, cls, args, kwargs):
+            return by_missing(tx, function, args[0])
         by_value = isinstance(cls, enum.EnumMeta) and len(cls) and not kwargs and not is_library_class(cls) and cls not in tx.classes.made
         make = functools.partial(answer, tx, cls) if by_value else cls
         return fold(tx, make, args, kwargs, f"{cls.__name__}() of something that is no constant")
@@ -424,6 +452,10 @@ def make_exception(tx, cls, args, kwargs):
     group = issubclass(cls, BaseExceptionGroup) and not (cls is ExceptionGroup and is_group(tx, *args))
     if isinstance(new, (staticmethod, types.FunctionType)) or group:
         unsupported(tx, f"creating a {cls.__qualname__} inside a compiled function")
+    if issubclass(cls, OSError) and len(args) > 1 and init is None:
+        if len(args) > 2:
+            unsupported(tx, f"creating a {cls.__qualname__} that names a file")
+        cls = type(OSError(as_python(tx, args[0]), None)) if cls is OSError else cls        # `OSError(2, "gone")` is a FileNotFoundError
     exc = ExcVal(cls=cls, args=list(args))
     if init is not None:
         call(tx, wrap(tx, init), [exc, *args], kwargs)

@@ -11,9 +11,10 @@
 
 # %%
 from .builders import dict_contents
+from .exceptions import user_error
 from .lookup import python_method
 from .tracer import Tracer, call, unsupported
-from .values import AbstractValue, DictVal, ExcVal, IterVal, ListVal, NONE, ObjVal, Table, TupleVal
+from .values import AbstractValue, DictVal, ExcVal, IterVal, ListVal, NONE, ObjVal, SymVal, Table, TupleVal
 from .wrap import wrap
 
 # (kind of value, name) -> function(tx, self, *args, **kwargs): values in, a value or None out. Of a binary operator, None means
@@ -34,6 +35,8 @@ def special(tx: Tracer, value: AbstractValue, name: str, *args) -> AbstractValue
     answer = method and call(tx, wrap(tx, method), [value, *args])
     if method and answer.cls is not ANSWERS.get(name, answer.cls):
         unsupported(tx, f"{value.cls.__name__}.{name} gives another type, which Python converts or refuses")
+    if method and name == "__len__" and (answer.sym if type(answer) is SymVal else answer.value) < 0:
+        user_error(ValueError, "__len__() should return >= 0")
     return answer
 
 

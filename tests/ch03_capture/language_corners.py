@@ -12,6 +12,7 @@ import sys
 import weakref
 
 import numpy
+import torch
 from language_classes import program
 
 
@@ -767,3 +768,80 @@ def views_of_equal_keys(x, d, e, *keys):
         d.keys() & {k}, {k} & d.keys(), d.keys() | [k], {k} | d.keys(), e.keys() ^ [k, 2], d.keys() - e.keys(), d.items() & {(k, 0)},
         [(k, 0), (k, 1)] | d.items())]
     return x + 1, [sorted(map(repr, c)) for c in combined]
+
+
+class Activation(enum.Enum):
+    RELU, SINE = "relu", "sine"
+
+    @classmethod
+    def _missing_(cls, value):
+        if value is not None:
+            ASKED.append(value)
+            return next((member for member in cls if member.value == str(value).lower()), None)
+
+
+class ByShape(type):
+    def __subclasscheck__(cls, other):
+        ASKED.append(("subclass", other.__name__))
+        return hasattr(other, "shape")
+
+
+class Shaped(metaclass=ByShape):
+    pass
+
+
+ASKED = []
+
+
+@program
+def classes_that_answer_for_themselves(x):
+    ASKED.clear()
+    found = [outcome_of(Activation, value) for value in ("relu", "RELU", "Sine", "none", None, 3, Activation.SINE, "RELU")]
+    ASKED.append("then")
+    derived = issubclass(torch.Tensor, Shaped), issubclass(int, (str, (Shaped, float))), issubclass(int, (int, Shaped))
+    return x + 1, found, derived, list(ASKED)
+
+
+class Shrinking:
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+
+@program(args=lambda: (2, 0, -1))
+def lengths_below_zero(x, *lengths):
+    return x + 1, [outcome_of(function, Shrinking(n)) for n in lengths for function in (len, bool)]
+
+
+class Unreachable(OSError):
+    pass
+
+
+def raised(error, *args):
+    try:
+        raise error(*args)
+    except FileNotFoundError as found:
+        return "not found", type(found).__name__, repr(found), found.errno, found.strerror, found.filename
+    except OSError as found:
+        return "other", type(found).__name__, repr(found), str(found), found.errno, found.strerror, found.filename
+
+
+@program(breaks=True)
+def system_errors(x):
+    return x + 1, [raised(error, *args) for error in (OSError, Unreachable, FileNotFoundError, ConnectionError) for args in (
+        (), (2,), (2, "gone"), (13, "denied"), (99999, "unknown"), ("2", "text"), (2, "gone", "f"), (17, "there", "f", None, "g"))]
+
+
+@program
+def system_errors_by_number(x):
+    found = []
+    for number in (2, 13, 99999):
+        try:
+            raise OSError(number, "text")
+        except (FileNotFoundError, PermissionError) as error:
+            found += [type(error).__name__, error.args, repr(error), str(error)]
+        except OSError as error:
+            found.append(str(error))
+    return x + 1, found

@@ -426,7 +426,7 @@ HANDLED.update({
 # ## Classes and attributes
 #
 # `isinstance` asks about classes, which are known for every value, and guards the bases of the program's. A class may answer by
-# itself, by a metaclass with an `__instancecheck__`, which is traced if it is the program's.
+# itself, by a metaclass with an `__instancecheck__` (for `issubclass`, a `__subclasscheck__`), which is traced if it is the program's.
 
 # %%
 @handles(isinstance)
@@ -434,8 +434,8 @@ def is_instance(tx, value, classes):
     if type(classes) is TupleVal:
         return boolean(any(is_instance(tx, value, cls) is TRUE for cls in unpack(tx, classes)))
     classes = as_python(tx, classes)
-    own, real = python_method(type(classes), "__instancecheck__"), getattr(value, "real", None)
-    if own and not (own.__module__ in sys.modules and in_library(sys.modules[own.__module__])) and value.cls is not classes:
+    own, real = own_check(classes, "__instancecheck__"), getattr(value, "real", None)
+    if own and value.cls is not classes:
         return boolean(truth(tx, call(tx, wrap(tx, own), [wrap(tx, classes), value])))
     try:
         if getattr(classes, "_is_protocol", False):
@@ -451,6 +451,12 @@ def is_instance(tx, value, classes):
         unsupported(tx, "isinstance() with a second argument that does not tell")
 
 
+def own_check(cls, name: str):
+    """The `__instancecheck__` or `__subclasscheck__` that the program has written for a class, or None."""
+    own = python_method(type(cls), name)
+    return own and not (own.__module__ in sys.modules and in_library(sys.modules[own.__module__])) and own or None
+
+
 # %% [markdown]
 # An abstract class of the program may be told of further classes (`register`), so it is asked again in each call. What a protocol asks for
 # are the names that it has, each of which is a search in a class.
@@ -463,16 +469,16 @@ def asks(cls) -> bool:
 
 @handles(issubclass)
 def is_subclass(tx, cls, classes):
-    real = as_python(tx, cls)
+    if type(classes) is TupleVal:
+        return boolean(any(is_subclass(tx, cls, one) is TRUE for one in unpack(tx, classes)))
+    real, answers = as_python(tx, cls), as_python(tx, classes)
+    if own := own_check(answers, "__subclasscheck__"):
+        return boolean(truth(tx, call(tx, wrap(tx, own), [classes, cls])))
     if isinstance(real, type):
         bases(tx, real)
-    if any(map(asks, real_classes := flat(as_python(tx, classes)))) and real not in tx.classes.made:
-        return boolean(any([answer(tx, issubclass, real, one) for one in real_classes]))
+    if asks(answers) and real not in tx.classes.made:
+        return boolean(answer(tx, issubclass, real, answers))
     return fold(tx, issubclass, [cls, classes])
-
-
-def flat(classes) -> list:
-    return [cls for inside in classes for cls in flat(inside)] if isinstance(classes, tuple) else [classes]
 
 
 # %% [markdown]
