@@ -33,6 +33,7 @@ def both(tmp_path_factory):
     return run.stdout, folder / "nanogpt"
 
 
+@pytest.mark.processes
 def test_table(both):
     printed, folder = both
     lines = {line.split("│")[1].strip(): line for line in printed.splitlines() if line.startswith("│")}
@@ -42,6 +43,7 @@ def test_table(both):
     assert f"Report: {folder / 'report.html'}" in printed.replace("\n", "")
 
 
+@pytest.mark.processes
 def test_result(both):
     record = json.loads((both[1] / "result.json").read_text())
     assert record["benchmark"] == "nanogpt" and "bench nanogpt" in record["command"]
@@ -58,6 +60,7 @@ def test_result(both):
     assert eager["losses"][0] != eager["losses"][-1]
 
 
+@pytest.mark.processes
 def test_report(both):
     folder = both[1]
     page = (folder / "report.html").read_text()
@@ -77,6 +80,7 @@ def invoke(monkeypatch, *arguments):
     return stop.value.code
 
 
+@pytest.mark.processes
 def test_json_is_the_only_output(tmp_path, monkeypatch, capsys):
     assert invoke(monkeypatch, "nanogpt", "--compilers", "eager", "--steps", "4", "--device", "cpu", "--json",
                   "--out", str(tmp_path)) == 0

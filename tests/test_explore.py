@@ -357,6 +357,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.processes
 def test_commands(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "model.py").write_text("import torch\ndef step(x, scale):\n    return torch.tanh(x) * scale\n")

@@ -220,9 +220,13 @@ def _forget_builds() -> None:
 os.register_at_fork(after_in_child=_forget_builds)
 
 
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
 def _executor() -> ThreadPoolExecutor:
     if not _pool:
-        _pool.append(ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))), "minicompile-cpp"))
+        _pool.append(ThreadPoolExecutor(cores(), "minicompile-cpp"))
     return _pool[0]
 
 
@@ -255,7 +259,7 @@ def load_cpp(sources: list[KernelSource]) -> list[LazyKernel]:
     named = [(*_named(s), s) for s in sources]
     found = {name: file for name, _, _ in named if (file := _loaded.get(name)) is not None and not failed(file)}
     missing = list({name: entry for entry in named if (name := entry[0]) not in found}.values())
-    files = max(1, -(-len(missing) // KERNELS_PER_FILE), min(len(missing), len(os.sched_getaffinity(0))))
+    files = max(1, -(-len(missing) // KERNELS_PER_FILE), min(len(missing), cores()))
     ordered = sorted(missing, key=lambda entry: (-len(entry[1]), entry[0]))
     for i in range(files):
         group = ordered[i::files]
