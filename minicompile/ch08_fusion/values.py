@@ -171,7 +171,8 @@ def _store(g: LinkedKernel, store: Value, args: tuple) -> None:
     if mode is None and mask is None:
         g.written.setdefault(buffer, {})[index] = value
     if buffer not in g.kernel.local:
-        g.write(*args)
+        twice = mode is None and value.op == "round_to" and value.args[1] == g.kernel.buffers[buffer].dtype     # the store rounds, too
+        g.write(buffer, index, mask, value.args[0] if twice else value, mode)
 
 
 @RULES.of("to_dtype")

@@ -65,8 +65,8 @@ def worth_a_table(value: Value) -> bool:
 #
 # In a padding by reflection or a pool whose windows reach over the edge, conditions and positions depend on the lane, and g++ makes no
 # vectors where a condition guards a load that jumps, and slow ones where a table says what to load. (A load of what lies side by side has
-# a mask for each vector, which costs less than the ends unless the row is long.) But they do so only at both ends
-# of a row: from
+# a mask for each vector, which costs less than the ends unless the row is long, or stores halves or bytes: a condition on eight 64-bit
+# positions is no mask of 32 halves, and a padding of them took two to ten times as long.) But they do so only at both ends of a row: from
 # the first lane to the last whose windows are inside, all conditions are what they are in the middle, and positions
 # move on by equal steps. `interior` evaluates them for all lanes, by the reference of chapter 7, and finds where this is so. The lane loop
 # becomes a function of a range, called for this inside with `inside` true, and for both ends with
@@ -107,7 +107,8 @@ def interior(e: Emitter, lane: Symbol, outer: Iterable[Symbol]) -> Interior | No
     guarded = [v for v in needed if v.op == "load" and v.mask is not None and lane in v.mask.dims
                and not stays_inside(e.kernel.buffers[v.buffer].layout, v.index)]
     many_ends = size <= 4 * STEP * (size - (end - begin))
-    if many_ends and not positions and all(along_lane(e, load.index, lane) == 1 for load in guarded):
+    narrow = any(e.kernel.buffers[s.buffer].dtype.itemsize < 4 for s in e.graph.stores)
+    if many_ends and not narrow and not positions and all(along_lane(e, load.index, lane) == 1 for load in guarded):
         return None
     guards = []
     for load in guarded:

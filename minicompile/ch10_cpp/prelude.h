@@ -188,6 +188,16 @@ typedef char mc_chars __attribute__((vector_size(16), aligned(1)));
   if (n == 16) { *(mc_integers*)to = (mc_integers)__builtin_ia32_pmov##kind##512_mask(*(const mc_chars*)from, mc_integers(), -1); return; }
 #define MC_SLIM \
   if (n == 16) { *(mc_chars*)to = (mc_chars)__builtin_ia32_pmovdb512_mask(*(const mc_integers*)from, mc_chars(), -1); return; }
+#elif defined(MC_WIDTH) && !defined(__clang__)  // g++ would store four at a time what is then loaded by eights, and waits for that
+typedef char mc_chars __attribute__((vector_size(16), aligned(1)));
+#define MC_WIDE(kind)                                                                             \
+  if (n == 16) {                                                                                  \
+    const mc_chars c = *(const mc_chars*)from, d = __builtin_shuffle(c, mc_chars{8, 9, 10, 11, 12, 13, 14, 15}); \
+    *(mc_integers*)to = (mc_integers)__builtin_ia32_pmov##kind##256(c);                           \
+    *(mc_integers*)(to + 8) = (mc_integers)__builtin_ia32_pmov##kind##256(d);                     \
+    return;                                                                                       \
+  }
+#define MC_SLIM
 #else
 #define MC_WIDE(kind)
 #define MC_SLIM

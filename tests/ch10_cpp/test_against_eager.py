@@ -158,10 +158,21 @@ def test_conditions_and_positions_of_the_inside_of_a_row_are_constant(fn, dtype)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8])
 def test_a_long_row_with_short_ends_has_an_inside_where_what_is_loaded_lies_side_by_side(dtype):
-    """A mask for each vector costs more, and where numbers are narrower than a float, g++ makes no vectors of it."""
+    """A mask for each vector costs more, and where numbers are narrower than a float, of any length, g++ makes no vectors of it."""
     for length in (40, 600):
-        sources = agree(lambda x: F.pad(x, (2, 3)) + 1, (rand(4, 5, length) * 20).to(dtype), rtol=0, atol=0)
-        assert any("run(begin, end, true)" in s.code for s in sources) == (length == 600)
+        for pad in (lambda x: F.pad(x, (2, 3)) + 1, lambda x: F.pad(x, (2, 3))):
+            sources = agree(pad, (rand(4, 5, length) * 20).to(dtype), rtol=0, atol=0)
+            assert any("run(begin, end, true)" in s.code for s in sources) == (length == 600 or dtype is not torch.float32)
+
+
+@pytest.mark.parametrize("source", [torch.int64, torch.int32, torch.int16, torch.uint8])
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_what_is_stored_is_rounded_once(source, half):
+    x = torch.cat([torch.arange(-3000, 3000), torch.tensor([2049, 65519, 65520, 2**24 + 1, 2**31 - 1, 2**62 + 1])]).to(source)
+    (stored,) = agree(lambda x: x.to(half), x, rtol=0, atol=0)
+    assert "mc_to_" not in stored.code
+    for fn in (lambda x: (x.to(half), x.to(half) + 1), lambda x: torch.where(x > 5, x.to(half), x.to(half) * 2)):
+        agree(fn, x, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
