@@ -2587,6 +2587,34 @@ def function_behind_which_no_gradient_comes():
 
 
 @feature(graphs=None)
+def function_whose_backward_raises():
+    """Where autograd calls it, not where the forward is called."""
+    class Refuses(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise ValueError("no gradient")
+
+    class NoBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 3
+
+    def f(x):
+        results = []
+        for cls in (Refuses, NoBackward):
+            try:
+                results.append(cls.apply(x * 2).detach())
+            except Exception as error:
+                results.append(type(error))
+        return results
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
 def function_computes_gradient_by_autograd():
     class Again(torch.autograd.Function):
         @staticmethod

@@ -33,6 +33,7 @@ from ..attributes import get_attribute
 from ..calls import handles, inline_code
 from .contexts import set_grad
 from ..effects import effect_free
+from ..exceptions import UserError
 from ..tensors import emit, rename_tensor, run_fake, to_arg
 from ..tracer import Tracer, call, unsupported
 from ..values import NONE, ObjVal, TensorVal, TupleVal, AbstractValue, const, describe
@@ -126,7 +127,8 @@ def shares_memory(tensor: TensorVal, args) -> bool:
 # While the backward is traced, `tx.graph` is its own graph, and `tx.outer` the one around it. With
 # `set_materialize_grads(False)` the backward is told, by None, which outputs nobody used; then each case is a
 # program of its own, and all cases are traced. What a backward reads from outside, such as a global, is read
-# and guarded when the forward is called; eager reads it later.
+# and guarded when the forward is called; eager reads it later. One that raises does so later, too, or never, and not where the forward is
+# called, so it is left to eager.
 
 # %%
 def join(tx: Tracer, function, ctx, args, needs, raw, fixed, written):
@@ -189,6 +191,8 @@ def trace_backward(tx, function, ctx, args, needs, raw, case, lifted) -> tuple:
                                for g, a, n in zip(gradients, args, needs) if type(a) is TensorVal))
             if any(t.fake._version for t in tangents):
                 unsupported(tx, f"the backward of {name} writes to a gradient")
+    except UserError as error:
+        unsupported(tx, f"the backward of {name} raises {error.exc.cls.__name__}")
     finally:
         tx.graph, tx.outer = tx.outer, None
         torch._C._set_grad_enabled(mode)
