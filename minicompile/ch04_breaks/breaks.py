@@ -19,12 +19,15 @@
 # %%
 import linecache
 
+import torch
+
 from .. import advice
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.identity import held
 from ..ch02_guards.sources import LocalSource
 from ..ch03_capture import capture as cap, hook
+from ..ch03_capture.effects import settled
 from ..ch03_capture.epilogue import Epilogue, expression, pool
 from ..ch03_capture.inputs import FROM_ZERO
 from ..ch03_capture.values import LASTI, NULL, CellVal, HandlingVal, Lazy, NotConstant, SymVal, TensorVal
@@ -116,7 +119,7 @@ def capture_until(func, args, options, error) -> cap.Captured:
 # 1. The contexts that are active have to be on the stack, where the step can find them; one that was entered elsewhere moves the cut.
 # 2. What is handed over is collected: the values on the stack (`stack_slots`), and those local variables that the rest will
 #    read (`needed_locals`), each as the text by which the epilogue of chapter 3 makes it. Cells that closures share are handed over as
-#    cells.
+#    cells. Some that it will not read are kept all the same (`kept_locals`, below).
 # 3. A frame that has made no graph by now and has written nothing needs no entry of its own (`only_step`, below).
 # 4. The step is made, from the breaking instruction and what prepares it, and told what varies (`hand_on`).
 # 5. The last lines of the entry put its call together, and choose who runs it. A resume function returns it to the loop that called
@@ -142,13 +145,14 @@ def cut(done: cap.Trace, reason) -> cap.Captured:
                 cells[name] = expression(ep, value)
         elif name in needed:
             locals_[name] = expression(ep, value)
-    lines = cap.closing_lines(ep, done)
-    if not ep.writes and not has_graph(tx) and (whole := only_step(done, path)) is not None:
+    lines, found = cap.closing_lines(ep, done), kept_locals(ep, frame, needed)
+    kept, from_before = kept_text(found, frame, code), all(settled(frame.locals[name]).source for name in found)
+    if not ep.writes and not has_graph(tx) and from_before and (whole := only_step(done, path, kept)) is not None:
         return cap.Captured(None, [], [], GuardSet(), whole[0], whole[1], [reason], weak=(0,))
     point = step_for(code, path, set(locals_), kinds)
     hand_on(tx, frame, point)
     items = point.call_text(pool(ep, point.code), locals_, slots, cells, frame.code)
-    call = f"{pool(ep, resume.TailCall)}(({items}))"
+    call = f"{pool(ep, resume.TailCall)}(({items}{kept}))"
     if resume.is_resume(frame.code):
         lines.append(f"return {call}")
     else:                                            # what this call holds on to must not outlive its use
@@ -220,6 +224,47 @@ def stack_slots(ep, stack, active) -> tuple:
 
 
 # %% [markdown]
+# ## What nobody reads again
+#
+# A tensor that the rest does not read is gone behind a break, earlier than in eager, which saves memory. But a program can see that an
+# object is gone, if a weak reference leads to it: the hook of a module that was called for the last time, or the handle that removes
+# that hook, finds no module. So such an object comes along in the `TailCall`, and the loop that runs the pieces keeps it, by its name,
+# until the function returns or the name has another value (`kept_text`). `kept_locals` takes only what costs nothing: objects that came
+# in, and those that leave the graph anyway, because the break is a call that is given them.
+
+# %%
+NOT_WATCHED = (torch.Tensor, dict, list, tuple, type, BaseException)      # what may be large, or hold frames, and is hardly ever asked for
+
+
+def kept_locals(ep, frame, needed) -> dict:
+    """Locals that the rest does not read and whose object a weak reference may lead to: name -> its text."""
+    found = {}
+    for name, value in frame.locals.items():
+        value = settled(value)
+        cls = type(value.real) if type(value) is Lazy else value.cls
+        if name not in needed and cls.__weakrefoffset__ and not issubclass(cls, NOT_WATCHED):
+            if isinstance(value.source, LocalSource) and resume.is_resume(frame.code):
+                found[name] = value.source.text()
+            elif value.source is None and value in ep.names:
+                found[name] = ep.names[value]
+    return found
+
+
+def names_kept(code) -> set:
+    """Names of locals that a piece of this code has kept."""
+    return set()
+
+
+def kept_text(found: dict, frame, code) -> str:
+    """The third item of a TailCall, as text: what is kept, and None for a name that was, and has another value now."""
+    known = hook.kept(names_kept, code)
+    let_go = {name: None for name in sorted(known) if name in frame.locals and name not in found}
+    known.update(found)
+    items = "".join(f"{name!r}: {text}, " for name, text in {**found, **let_go}.items())
+    return f", {{{items}}}" if items else ""
+
+
+# %% [markdown]
 # ## Nothing but a break
 #
 # `for layer in layers: x = layer(x)`, where every layer breaks: the resume function at the loop's body
@@ -232,7 +277,7 @@ def stack_slots(ep, stack, active) -> tuple:
 LONGEST_STEP = 100
 
 
-def only_step(done: cap.Trace, path: list):
+def only_step(done: cap.Trace, path: list, kept: str):
     """(body, constants) of an entry without graph and guards, or None when that is not possible."""
     code, executed = done.frame.code, [done.frame.decoded.instructions[ip].offset for ip, _ in done.tx.path]
     if not resume.is_resume(code) or len(executed) > LONGEST_STEP:
@@ -246,7 +291,7 @@ def only_step(done: cap.Trace, path: list):
     slots = [LocalSource(f"__stack{n}").text() for n, kind in enumerate(origin.stack)
              if kind in resume.HAS_ARGUMENT]
     items = step.call_text("__k0", {n: LocalSource(n).text() for n in step.locals}, slots, {}, code)
-    return f"return __K[1](({items}))", (held(step.code), resume.TailCall)
+    return f"return __K[1](({items}{kept}))", (held(step.code), resume.TailCall)
 
 
 # %% [markdown]

@@ -135,18 +135,22 @@ class ResumePoint:
 # Who calls the next piece? If each piece called the next, a loop of a thousand rounds that breaks in every
 # round would be a thousand frames deep. So a piece *returns* what to call, a `TailCall`, and the one entry
 # that the user's program called, that of the whole function, keeps calling until a real result arrives. It is a list, since
-# it is emptied when it is called: what the program deletes in the next piece is to be gone then.
+# it is emptied when it is called: what the program deletes in the next piece is to be gone then. What nobody reads any more but a weak
+# reference may lead to comes along as a third item, by name, and stays until the function returns.
 
 # %%
 class TailCall(list):
-    """[function, arguments] of the next piece of a function; never seen by the user's program."""
+    """[function, arguments] of the next piece of a function, and a dict if there is something to keep; never seen by the user's program."""
     __slots__ = ()
 
 
 @marks.passed_over
 def finish(call):
     """Run the pieces of a function that are left, one after the other."""
+    kept = {}
     while type(call) is TailCall:
+        if len(call) > 2:
+            kept.update(call.pop())
         call = run_piece(call)
     return call
 

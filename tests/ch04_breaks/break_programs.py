@@ -5,6 +5,7 @@ import io
 import itertools
 import sys
 import types
+import weakref
 
 import torch
 
@@ -1203,7 +1204,65 @@ def generator_deleted(x):
     return x * 2
 
 
+class Thing:
+    pass
+
+
+@minicompile.disable
+def refer(thing):
+    return weakref.ref(thing)
+
+
+def weak_reference_to_an_object_that_nobody_reads(x):
+    thing = Thing()
+    reference = refer(thing)
+    y = x * 2
+    effect(y)
+    return y + 1, reference() is None
+
+
+def weak_references_in_a_loop(x):
+    references = []
+    for i in range(3):
+        thing = Thing()
+        references.append(refer(thing))
+        x = x + i
+        effect(i)
+    return x, [r() is None for r in references]
+
+
+def weak_reference_to_an_object_that_is_replaced(x):
+    thing = Thing()
+    reference = refer(thing)
+    effect(1)
+    LOG.append(reference() is None)
+    thing = None
+    effect(2)
+    LOG.append(reference() is None)
+    return x * 2
+
+
+def hook_of_a_module_that_nobody_calls_again(x):
+    layer = torch.nn.Sigmoid()
+    handle = layer.register_forward_hook(lambda module, inputs, output: output * 2)
+    y = layer(x)
+    effect(y)
+    LOG.append(len(handle.hooks_dict_ref()))
+    handle.remove()
+    return y
+
+
+def backward_hook_of_a_module_that_nobody_calls_again(x):
+    x = x.detach().requires_grad_()
+    layer = torch.nn.Sigmoid()
+    layer.register_backward_hook(lambda module, before, after: (before[0] * 2,))
+    y = layer(x * 2)
+    effect(y)
+    y.sum().backward()
+    return x.grad
+
+
 ALL = [f for f in list(globals().values()) if isinstance(f, types.FunctionType) and f.__module__ == __name__
-       and f.__name__ not in ("effect", "fail", "seen_state", "generator_context", "quiet_gradients", "closing")]
+       and f.__name__ not in ("effect", "fail", "seen_state", "generator_context", "quiet_gradients", "closing", "refer")]
 # Nothing to compile, or it raises each time
 EAGER = ("unbound_later", "return_in_finally", "generator_expression", "runs_text", "writes_locals")
