@@ -193,8 +193,8 @@ def file_of(function, code) -> str:
 #
 # `on_miss` first looks for reasons to let CPython evaluate the frame: the stance of the moment, that this code was given up, or that
 # nothing may be compiled at this point of the program (`why_not_here`). Otherwise it waits for its turn, since one thread compiles
-# at a time, and takes the version that another thread has made meanwhile, or makes one. If in the end nothing has run, what
-# traces did ahead of the graph is taken back (`undo`).
+# at a time, and takes the version that another thread has made meanwhile, or one that lacks only what its trace did ahead of the graph
+# (`done_ahead`), or makes one. If in the end nothing has run, what was done ahead is taken back (`undo`).
 #
 # A function that has as many versions as it may have (`full`, below) is not compiled again. From then on a miss should at least be cheap:
 # each entry asks first for the guard that has told such calls apart (`ask_first`). A few times that guard is chosen anew (`look_again`),
@@ -230,7 +230,8 @@ def on_miss(state: FrameState, function, *args):
         try:
             with without_saved_tensor_hooks() as before.hooks, compiling(before), _lock:
                 state.undo = undo
-                entry = made_meanwhile(state, created, function, args) or new_entry(state, function, args)
+                entry = made_meanwhile(state, created, function, args) or done_ahead(state, function, args) or \
+                    new_entry(state, function, args)
         finally:
             before.restore()
         if entry is not None:
@@ -249,6 +250,19 @@ def made_meanwhile(state: FrameState, created: int, function, args):
     made = [] if state.cache.created == created else list(state.cache.entries)
     return next((entry for entry in made
                  if codegen.failing_guard(entry.guards, state.code, function, args, entry.constants) is None), None)
+
+
+def done_ahead(state: FrameState, function, args):
+    """An entry that fits this call once what its trace did ahead of the graph is done for the objects of this call, too."""
+    for entry in list(state.cache.entries):
+        undo = [take_back for source, again in entry.ahead
+                for take_back in again(codegen.read_source(source, state.code, function, args, entry.constants))]
+        if undo and codegen.failing_guard(entry.guards, state.code, function, args, entry.constants) is None:
+            state.undo += undo
+            return entry
+        for take_back in reversed(undo):
+            take_back()
+    return None
 
 
 # %% [markdown]

@@ -40,13 +40,13 @@ def explain_miss(state: FrameState, function, args) -> str:
         return worst_guard(state.cache)
     explanation = None
     for entry in state.cache.entries:
-        found = list(codegen.failing_guards(entry.guards, state.code, function, args, entry.constants))
-        if not found:
+        found = codegen.failing_guards(entry.guards, state.code, function, args, entry.constants)
+        if (first := next(found, None)) is None:
             continue
-        guard, why = found[0]
+        guard, why = first
         ask_first(state, entry, guard)
         if config.automatic_dynamic and state.context.dynamic is None and strongly(entry.model) is model_of(args):
-            for failing, _ in found:
+            for failing, _ in (first, *found):
                 learn_dynamic(state, failing, function, args, entry)
         explanation = explanation or (why if guard.location is None else f"{why}  # {guard.location}")
     explanation = explanation or "a value changed while it was being checked"

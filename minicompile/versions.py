@@ -234,7 +234,7 @@ def make_entry(state: FrameState, function, args, captured):
     if failing is not None:
         raise GuardFails(f"a guard fails right after compiling: {failing[1]} ({failing[0]})")
     return entries.Entry(compiled, namespace["__next"], captured.guards, captured.constants,
-                         weakly(model := model_of(args)), kind_of(model))
+                         weakly(model := model_of(args)), kind_of(model), ahead=captured.ahead)
 
 
 # %% [markdown]

@@ -48,6 +48,7 @@ class Entry:
     model: Any = None                                # the module whose method this is, held weakly, or None
     kind: tuple = ()                                 # its class, weakly, and the name of that
     number: int = 0
+    ahead: tuple = ()                                # how to do what its graph expects to be done (`Effects` in chapter 3)
     watches: list = field(default_factory=list)      # weak references whose death makes the entry useless
     telling: list = field(default_factory=list)      # guards that failed
     question: Callable | None = None                 # question(func, *frame_args): whether all of these hold

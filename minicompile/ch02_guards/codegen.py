@@ -87,8 +87,7 @@ class Emitter:
         for scope, answer, outputs in self.memos:
             if scope.is_stable(source):
                 return f"{answer}[{outputs.setdefault(source, len(outputs))}]"
-        base, template = source.parts()
-        text = template if base is None else template.replace("{}", self.read(base), 1)
+        text = source.spelled(self.read)
         if self.shared is None or source in self.shared:
             variable = self.variables[source] = f"__v{len(self.variables)}"
             self.lines.append(f"{variable} = {text}")

@@ -319,7 +319,8 @@ def same_key(a, b) -> bool:
     return not isinstance(a, torch.Tensor) and is_long_lived(type(a)) and same_constant(a, b)
 
 
-@guard_kind("KEY_OF", lambda g: f"{g.source} is {'' if g.expected[1] else 'not '}a key of {g.expected[0]}")
+@guard_kind("KEY_OF", lambda g: f"{g.source} is {'' if g.expected[1] else 'not '}a key of {g.expected[0]}",
+            looks=lambda g: [(HELD, g.source), (KEYS, g.expected[0])])
 def key_of(g, x, const):
     """expected: the source of a dictionary, and whether it has the key."""
     at, found = g.expected

@@ -36,7 +36,7 @@ import keyword
 import weakref
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Callable
 
 from ..ch01_graphs.floats import float_text
 from .identity import held, strongly
@@ -61,15 +61,18 @@ class Source:
         """(base, template): the text is the template with `{}` replaced by the base's text."""
         raise NotImplementedError(type(self).__name__)
 
+    def spelled(self, read: Callable[[Source], str]) -> str:
+        """The expression, with what `read` says for the sources in it."""
+        base, template = self.parts()
+        return template if base is None else template.replace("{}", read(base), 1)
+
     def text(self) -> str:
         """The Python expression that reads the value inside a generated function."""
-        base, template = self.parts()
-        return template if base is None else template.replace("{}", base.text(), 1)
+        return self.spelled(Source.text)
 
     def name(self) -> str:
         """The expression as the user would write it; only for messages."""
-        base, template = self.parts()
-        return template if base is None else template.replace("{}", base.name(), 1)
+        return self.spelled(str)
 
     def __str__(self) -> str:
         return self.name()
@@ -201,9 +204,9 @@ class GlobalStateSource(Source):
 # does, an item of a list does not, and a memo (`stable.py`) looks at each in another way.
 
 # %%
-def key_text(key) -> str:
+def key_text(key, read=Source.text) -> str:
     """A subscript as text: another source, or a constant whose repr reads back as itself."""
-    return key.text() if isinstance(key, Source) else repr(key)
+    return read(key) if isinstance(key, Source) else repr(key)
 
 
 class AttrSource(Source):
@@ -292,8 +295,11 @@ class DictGetSource(Source):
     def parts(self):
         return self.base, "__dict_getitem({}, " + key_text(self.key) + ")"
 
+    def spelled(self, read):
+        return f"__dict_getitem({read(self.base)}, {key_text(self.key, read)})"
+
     def name(self):
-        return f"{self.base.name()}[{key_text(self.key)}]"
+        return f"{self.base.name()}[{key_text(self.key, str)}]"
 
 
 # %% [markdown]

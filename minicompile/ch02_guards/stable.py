@@ -55,7 +55,7 @@ from .torch_guards import PLAIN_TYPES
 
 try:
     from . import unchanged
-    if getattr(unchanged, "INTERFACE", 1) != 3:
+    if getattr(unchanged, "INTERFACE", 1) != 4:
         raise ImportError("the extension was built from other sources")
 except ImportError:                          # no extension, or an old one: every check is a full one
     unchanged = None
@@ -170,7 +170,7 @@ def further_place(source: Source) -> tuple | None:
     if isinstance(source, DictGetSource) and isinstance(source.key, ConstantSource):
         return None if source.key.is_weak else (ALL, source.base, source.key.value)
     if isinstance(source, DictGetSource):
-        return None if isinstance(source.key, Source) else (DICT if type(source.key) is str else ALL, source.base, source.key)
+        return DICT if type(source.key) is str else ALL, source.base, source.key
     return place(source)
 
 
@@ -209,6 +209,8 @@ class Scope:
     def is_chain(self, source: Source) -> bool:
         found = self.place(source)
         if self.begins_at(source) or found is None or attribute(source) in self.varying:
+            return False
+        if isinstance(found[2], Source) and not (self.is_stable(found[2]) or self.begins_at(found[2])):
             return False
         above = holder = found[1]
         if self.begins_at(holder) or self.place(holder) is not None:
@@ -272,6 +274,8 @@ class Plan:
     def hold(self, source):
         if source not in self.arguments:
             kind, holder, key = self.held_at(source)
+            if isinstance(key, Source):
+                self.hold(key)
             self.add(kind, holder)[key] = None
 
     def held_at(self, source):
@@ -300,6 +304,8 @@ class Plan:
 # are written down with them. `same` are places that must hold the same object as at the last full check, `tensors` those of tensors
 # whose metadata is asked, and at those that are `movable` another object will do (next section). A size that varies is no reason to check
 # all again, as for each token of a sequence that grows: where the strides follow from the sizes, any above 1 will do (`free_dims`).
+# An item of a dictionary may lie at a key that is itself read from somewhere, as the state of a parameter does (`found_by`); that is
+# then read before it.
 # `watch_thing` takes a function apart: its code, its defaults and its keyword defaults can be exchanged, so each is a place.
 
 # %%
@@ -310,6 +316,7 @@ def make_memo(scope: Scope, roots, looks, outputs, free):
     keys, number = plan.keys, plan.number
     watched = list({id(strongly(at)): strongly(at) for what, at in looks if what == WATCHED}.values())
     looks = [(ALL if what == KEYS else what, at) for what, at in looks if what != WATCHED]
+    looks.sort(key=lambda look: look[0] == ALL)          # what is asked for in a dictionary comes before it
     whole = {source for what, source in looks if what == ALL}
     for what, source in (*looks, *((HELD, source) for source in outputs)):
         plan.add(DICT if what == ALL else what, source) if type(what) is int else plan.hold(source)
@@ -320,9 +327,10 @@ def make_memo(scope: Scope, roots, looks, outputs, free):
     watch = len(plan.arguments) + len(watched)
     plan.number_from(watch)
     things = [(ALL if source in whole else kind, number(source), tuple(k)) for (kind, source), k in keys.items()]
+    found_by = [(plan.places[thing, key], number(key)) for thing, k in keys.items() for key in k if isinstance(key, Source)]
     same, tensors, bare = ([number(source) for fact, source in dict.fromkeys(looks) if fact == what]
                            for what in (SAME, TENSOR, BARE))
-    fixed = {number(at) for what, at in looks if what in (SAME, HELD)}
+    fixed = {number(at) for what, at in looks if what in (SAME, HELD)} | {by for _, by in found_by}
     fixed |= {number(at) for (kind, at), k in keys.items() if k and kind == OBJECT or kind not in (OBJECT, TUPLE, LIST)}
     movable = {number(at) for at in (*(at for _, at in looks), *outputs) if at not in plan.arguments} - fixed
     free_place = watch + sum(len(k) for *_, k in things)
@@ -333,7 +341,7 @@ def make_memo(scope: Scope, roots, looks, outputs, free):
         same += place_of_part
     return Memo(len(plan.arguments), tuple(map(weakref.ref, watched)), tuple(things), tuple(same), tuple(tensors),
                 tuple(map(number, outputs)), tuple(bare), tuple(movable),
-                tuple(free[source] for fact, source in dict.fromkeys(looks) if fact == TENSOR))
+                tuple(free[source] for fact, source in dict.fromkeys(looks) if fact == TENSOR), tuple(sum(found_by, ())))
 
 
 def watch_thing(target, at: int, first: int) -> tuple[list, list]:

@@ -33,6 +33,9 @@
  *     the place is `same`: a weak reference tells the object from later ones, and what takes none, such as a number, is
  *     kept alive.
  *
+ * The key of an ALL may be what lies at another place, such as the parameter to which an optimizer has a state. The dict has
+ * its number, so it still holds that key alive, and what has the key's address is the key.
+ *
  * At a place that is `movable` another address will do, too: for a list of losses or a tensor that each call makes anew, all
  * that guards know is compared anyway. And of a dim that is `free` guards know that its size is above 1.
  */
@@ -203,7 +206,11 @@ static PyObject *settled_dict(PyObject *object)
 enum { OBJECT, DICT, ALL, TUPLE, FUNCTION, CLASS, LIST, HOOKS };
 
 typedef struct { int kind, place, first, end; } Plan; /* a thing: where it lies; its own places are first to end - 1 */
-typedef union { PyObject *name; Py_ssize_t offset; } Key; /* where a place is in its holder: the latter but for dicts */
+typedef struct {         /* where a place is in its holder */
+    PyObject *name;      /* of a dict: the key, or NULL */
+    int at;              /* then the place where the key is found */
+    Py_ssize_t offset;   /* of anything else */
+} Key;
 
 typedef struct {
     PyObject *object;
@@ -288,7 +295,10 @@ static int describe(const Plan *plan, const Key *key, PyObject **held, Thing *th
         if ((plan->kind == TUPLE && key[i].offset >= item_at(Py_SIZE(object))) ||
             (plan->kind == LIST && key[i].offset >= Py_SIZE(object) * (Py_ssize_t)sizeof(PyObject *)))
             return 0;
-        held[i] = Py_XNewRef(look(plan->kind, from, &key[i]));
+        Key one = key[i];
+        if (plan->kind < TUPLE && one.name == NULL && (one.name = held[one.at]) == NULL) /* it is found later */
+            return 0;
+        held[i] = Py_XNewRef(look(plan->kind, from, &one));
     }
     return 1;
 }
@@ -534,7 +544,7 @@ static int plan_thing(Memo *self, Plan *plan, PyObject *spec)
         long index = PyLong_CheckExact(key) ? PyLong_AsLong(key) : -1;
         if (plan->kind < TUPLE) {
             good = plan->kind == ALL || PyUnicode_CheckExact(key);
-            all[i].name = key;
+            all[i].name = key, all[i].at = -1;
             continue;
         }
         good = index >= 0 && index < (plan->kind == FUNCTION ? 3 : plan->kind == HOOKS ? 2 : INT_MAX);
@@ -556,13 +566,28 @@ static int plan_places(const Memo *self, PyObject *numbers, int least, int **pla
     return *places != NULL;
 }
 
+/* Pairs of a place in a dict and the place where its key is found. 0 unless nothing of that dict may change. */
+static int plan_keys(Memo *self, PyObject *numbers)
+{
+    int *pairs, count, good = plan_places(self, numbers, 0, &pairs, &count) && count % 2 == 0;
+    for (int i = 0; good && i < count; i += 2) {
+        good = 0;
+        for (int j = 0; j < self->things; j++)
+            good |= self->plan[j].kind == ALL && pairs[i] >= self->plan[j].first && pairs[i] < self->plan[j].end;
+        if (good)
+            self->key[pairs[i]].name = NULL, self->key[pairs[i]].at = pairs[i + 1];
+    }
+    PyMem_Free(pairs);
+    return good;
+}
+
 static PyObject *memo_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
-    PyObject *references, *things, *same, *tensors, *outputs, *bare = NULL, *movable = NULL, *free = NULL;
+    PyObject *references, *things, *same, *tensors, *outputs, *bare = NULL, *movable = NULL, *free = NULL, *keyed = NULL;
     int arguments, good = 1;
-    if (!PyArg_ParseTuple(args, "iO!O!O!O!O!|O!O!O!", &arguments, &PyTuple_Type, &references, &PyTuple_Type, &things,
+    if (!PyArg_ParseTuple(args, "iO!O!O!O!O!|O!O!O!O!", &arguments, &PyTuple_Type, &references, &PyTuple_Type, &things,
                           &PyTuple_Type, &same, &PyTuple_Type, &tensors, &PyTuple_Type, &outputs, &PyTuple_Type, &bare,
-                          &PyTuple_Type, &movable, &PyTuple_Type, &free))
+                          &PyTuple_Type, &movable, &PyTuple_Type, &free, &PyTuple_Type, &keyed))
         return NULL;
     Memo *self = (Memo *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -582,7 +607,8 @@ static PyObject *memo_new(PyTypeObject *type, PyObject *args, PyObject *names)
         plan_places(self, tensors, 0, &self->tensor, &self->tensors) &&
         plan_places(self, outputs, arguments, &self->output, &self->outputs) &&
         (bare == NULL || plan_places(self, bare, 0, &self->bare, &self->bares)) &&
-        (movable == NULL || plan_places(self, movable, arguments, &self->movable, &self->movables)))
+        (movable == NULL || plan_places(self, movable, arguments, &self->movable, &self->movables)) &&
+        (keyed == NULL || plan_keys(self, keyed)))
         return (PyObject *)self;
     if (!PyErr_Occurred())
         PyErr_SetString(PyExc_ValueError, "no such place");
@@ -600,7 +626,7 @@ static PyTypeObject memo_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "minicompile.Memo",
     .tp_basicsize = sizeof(Memo),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "Memo(arguments, references, things, same, tensors, outputs, bare=(), movable=(), free): memo(*arguments) -> the outputs recorded, or "
+    .tp_doc = "Memo(arguments, references, things, same, tensors, outputs, bare=(), movable=(), free, keyed): memo(*arguments) -> the outputs recorded, or "
               "None when something may have changed",
     .tp_new = memo_new,
     .tp_dealloc = memo_free,
@@ -1071,7 +1097,7 @@ PyMODINIT_FUNC PyInit_unchanged(void)
     if (PyType_Ready(&memo_type) < 0 || PyType_Ready(&spans_type) < 0 || PyType_Ready(&maker_type) < 0)
         return NULL;
     PyObject *m = PyModule_Create(&module);
-    if (m == NULL || PyModule_AddIntConstant(m, "INTERFACE", 3) < 0 || PyModule_AddObjectRef(m, "Memo", (PyObject *)&memo_type) < 0 ||
+    if (m == NULL || PyModule_AddIntConstant(m, "INTERFACE", 4) < 0 || PyModule_AddObjectRef(m, "Memo", (PyObject *)&memo_type) < 0 ||
         PyModule_AddObjectRef(m, "Spans", (PyObject *)&spans_type) < 0 || PyModule_AddObjectRef(m, "Maker", (PyObject *)&maker_type) < 0)
         return NULL;
     return m;

@@ -32,12 +32,14 @@ import enum
 import functools
 import gc
 import types
+from typing import Callable
 
 import numpy
 import torch
 
 from ..ch02_guards.sources import (
-    AttrSource, CallSource, DictGetSource, InstanceDictSource, ItemSource, ListItemSource, ModuleAttrSource, NthSource, TupleItemSource)
+    AttrSource, CallSource, DictGetSource, InstanceDictSource, ItemSource, ListItemSource, ModuleAttrSource, NthSource, Source,
+    TupleItemSource)
 from ..ch02_guards.torch_guards import CHILD_DICTS
 from .effects import kept_warnings
 from .keys import entries, guard_keys, is_plain_key, key_of_real, value_of_key
@@ -82,11 +84,12 @@ def lazy_items(real, source, step) -> list:
 # of modules and tensors are found by their order (*Hooks*, in `keys.py`).
 
 # %%
-def key_source(tx, key):
-    """How the text of a subscript names a key: itself when its repr reads back, else the constant pool."""
+def item_source(dictionary: Source, key) -> Source | Callable[[Tracer], Source]:
+    """What a dictionary has at a key, whose repr reads back. Any other is taken from the constant pool, which keeps it, when somebody
+    looks; who looks for it by a source of its own (`key_in`) needs none."""
     plain = type(key) in (str, int, bool, type(None)) or type(key) is tuple and all(
         type(k) in (str, int, bool) for k in key)
-    return key if plain else constant_source(tx, key)
+    return DictGetSource(dictionary, key) if plain else lambda tx: DictGetSource(dictionary, constant_source(tx, key))
 
 
 DICT_CLASSES = (dict, collections.OrderedDict, collections.defaultdict)
@@ -120,7 +123,7 @@ def wrap_dict(tx, real, kind, source):
         if owner is not None:
             at = ModuleAttrSource(owner, source.key, key)
         else:
-            at = NthSource(source, "values", i) if value.of_hooks else part(DictGetSource, source, key_source(tx, key))
+            at = NthSource(source, "values", i) if value.of_hooks else part(item_source, source, key)
         read = value.of_hooks or source is not None and type(real) in DICT_CLASSES and may_change(key)
         from_key = NthSource(source, "keys", i) if read else None
         value.items[key_of_real(tx, key, from_key)] = Lazy(key, from_key), Lazy(item, at)

@@ -128,6 +128,7 @@ class Captured:
     symbols: dict = field(default_factory=dict)         # where each symbol is read: name -> Source
     before: str = ""                     # text before the call of the graph
     retreat: str = "__EVALUATE"          # what to return after the call of the graph so that the frame is evaluated as it is
+    ahead: tuple = ()                    # what is done before the call of the graph where it is missing (`Effects`)
 
 
 @dataclass(eq=False)
@@ -351,7 +352,8 @@ def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
     return Captured(gm, [node.meta["source"] for node in inputs], list(inputs.values()), tx.guards,
                     "\n".join(lines),
                     tuple(held(real) for _, real in tx.objects.constants.values()), list(breaks), functools.partial(close_guards, tx),
-                    tuple(written), traceless or leaves_no_trace(tx, calls=True), tuple(ep.weak), tx.symbols.sources, before, retreat)
+                    tuple(written), traceless or leaves_no_trace(tx, calls=True), tuple(ep.weak), tx.symbols.sources, before, retreat,
+                    tuple(tx.effects.ahead))
 
 
 # %%

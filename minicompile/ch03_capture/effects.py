@@ -59,12 +59,14 @@ from .values import BIRTHS, CellVal, DictVal, Lazy, ListVal, ObjVal, SetVal, Abs
 @dataclass(eq=False)
 class Effects:
     """changed: id of a value -> the value, and what it held before. calls: those that are made after the graph has run,
-    (function, values of its arguments). undo: functions that take back what was done ahead of the graph. pure_since: when the
+    (function, values of its arguments). undo: functions that take back what was done ahead of the graph. ahead: how it
+    is done in another call, (source, function of what is found there that returns such functions). pure_since: when the
     code began that may change only what it has made, or 0. region: the number of the checkpoint that the program is in, or 0.
     generators: those that have begun."""
     changed: dict = field(default_factory=dict)
     calls: list = field(default_factory=list)
     undo: list = field(default_factory=list)
+    ahead: list = field(default_factory=list)
     generators: list = field(default_factory=list)
     pure_since: int = 0
     region: int = 0
@@ -180,7 +182,8 @@ def effect_free(tx, what: str):
 # epilogue (`call_later`). And now and then an object of the program's has to be there before the graph runs, for instance the
 # state that an optimizer makes at its first step (chapter 12). It is made while tracing, which is before all else that
 # the call does, so whoever makes it adds a function to `undo`. That list is shared by all traces of a call, since a frame with a break
-# is traced twice; if the call comes to nothing, whoever made it (`frames.py`) calls what is in it, the latest first.
+# is traced twice; if the call comes to nothing, whoever made it (`frames.py`) calls what is in it, the latest first. What a later call
+# finds missing again is added to `ahead`.
 
 # %%
 def call_later(tx, function, *args: AbstractValue) -> None:

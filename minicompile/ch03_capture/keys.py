@@ -15,12 +15,12 @@
 #     table is a dict
 #     table has no key 'bias'
 #     part is a Part
-#     [*table.keys()][0] and part are one object
-#     table[__K[0]] == 2.0
+#     part is a key of table
+#     table[part] == 2.0
 #     Part.__hash__ is what it was
 #
-# The table may get further keys, and lose `scale`: nobody has looked for that. `__K` holds constants of the version (`codegen.py` in
-# chapter 2), here the object `p`, and the last line says that objects of its class are still told apart by identity.
+# The table may get further keys, and lose `scale`: nobody has looked for that. It may be another table, with another part: both are
+# asked for as the program does it. The last line says that objects of this class are still told apart by identity.
 #
 # Constants are their own keys. Objects that hash by identity are keyed by it (`ByIdentity`).
 
@@ -32,12 +32,12 @@ import types
 
 import torch
 
-from ..ch02_guards.sources import NthSource, Source
+from ..ch02_guards.sources import ConstantSource, DictGetSource, NthSource, Source
 from .exceptions import user_error
 from .lookup import captures, lookup, native_new, python_method
 from .tracer import call, constant_source, guard, unsupported
 from .values import (
-    AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, Const, DictVal, FuncVal, Identity, ListVal, ObjVal, SetVal, SymVal, TensorVal,
+    AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, Const, DictVal, FuncVal, Identity, Lazy, ListVal, ObjVal, SetVal, SymVal, TensorVal,
     TupleVal, const, describe, is_unseen)
 from .wrap import is_fixed, realize, wrap
 
@@ -133,9 +133,14 @@ def refuse_unhashable(value):
 
 
 # %% [markdown]
-# `key_in` is the look-up. A key that is compared by identity raises a question for later calls in both outcomes. Found: the
-# object that is looked for must be that very object again. Not found: it must be none of the objects in the keys. Objects to
-# which a source leads are guarded when they are wrapped; for the others the guard names them as constants.
+# `key_in` is the look-up. A key that is compared by identity raises a question for later calls in both outcomes: does the dictionary have
+# it? If a source leads to the object and another to the dictionary, that is the guard (`source_of_key`), and the item is read at whatever
+# object is found then. So a step of an optimizer, whose state lies under its parameters, serves another model with another optimizer, too.
+#
+# That is enough as long as nobody looks at the keys in another way. `d[p] = 1` and a loop over `d.values()` give another result for another
+# `p`, though both are in it. Then, and where nothing leads to the object, objects are compared (`tell_keys_apart`). Found: the object that
+# is looked for must be that very object again. Not found: it must be none of the objects in the keys. Objects to which a source leads are
+# guarded when they are wrapped; for the others the guard names them as constants.
 
 # %%
 def key_in(tx, dictionary: DictVal, value: AbstractValue):
@@ -144,6 +149,15 @@ def key_in(tx, dictionary: DictVal, value: AbstractValue):
     if dictionary.of_hooks:
         guard_keys(tx, dictionary)
     key = key_of(tx, value, dictionary.items)
+    if (source := source_of_key(tx, dictionary, key)) is not None:
+        if key not in dictionary.asked:
+            guard(tx, source, "KEY_OF", (dictionary.source, key.value in dictionary.real))
+            known, item = dictionary.asked[key] = dictionary.items.get(key, (None, None))
+            if type(item) is Lazy:
+                item.source = DictGetSource(dictionary.source, source)
+        return key
+    if isinstance(key, (ByIdentity, tuple)):
+        tell_keys_apart(tx, dictionary)
     if isinstance(key, (ByIdentity, tuple)) and key in dictionary.items:
         key_of(tx, realize(tx, dictionary.items[key][0]))
     elif objects := objects_in_key(key):
@@ -151,6 +165,22 @@ def key_in(tx, dictionary: DictVal, value: AbstractValue):
         for o in objects if known else ():
             guard(tx, source_of_object(tx, o), "NOT_ALIASED", tuple(known.values()))
     return key
+
+
+def source_of_key(tx, dictionary: DictVal, key) -> Source | None:
+    """What leads to the object in a key, if the dictionary of the program can be asked for it."""
+    if type(key) is not ByIdentity or dictionary.source is None or type(dictionary.real) is not dictionary.cls:
+        return None
+    source = None if isinstance(key.value, AbstractValue) else source_of_object(tx, key.value)
+    return None if isinstance(source, ConstantSource) or dictionary.keys_guarded or dictionary.asked is None else source
+
+
+def tell_keys_apart(tx, dictionary: DictVal):
+    """Somebody looks at keys in another way. Which of them those were that were asked for matters from now on."""
+    asked, dictionary.asked = dictionary.asked, None
+    for key, (known, _) in (asked or {}).items():
+        if known is not None and key.value in dictionary.real:
+            key_of(tx, realize(tx, known))
 
 
 def objects_in_key(key) -> list:
@@ -173,6 +203,8 @@ def source_of_object(tx, real) -> Source | None:
 def guard_keys(tx, value: ListVal | DictVal):
     """The program depends on how many items of a list there are, or which keys of a dictionary, in which order."""
     if not value.keys_guarded and value.real is not None and value.source is not None:
+        if type(value) is DictVal:
+            tell_keys_apart(tx, value)
         value.keys_guarded = True
         if type(value) is ListVal:
             guard(tx, value.source, "LENGTH" if value.cls is list else "DEQUE_LENGTH", len(value.real))
@@ -202,13 +234,15 @@ def written_down(key):
 
 
 def guard_found(tx, value: DictVal, key):
+    if value.asked and key in value.asked:
+        return
     if value.source is None or value.keys_guarded or type(value.real) is not value.cls or not is_readable(key) or key not in value.real:
         return guard_keys(tx, value)
     guard(tx, value.source, "HAS_KEY", written_down(key))
 
 
 def guard_missing(tx, value: DictVal, key):
-    if value.real is not None and value.source is not None and not value.keys_guarded:
+    if value.real is not None and value.source is not None and not value.keys_guarded and not (value.asked and key in value.asked):
         if value.cls.__contains__(value.real, key):
             return                               # deleted by the trace itself
         if is_readable(key):

@@ -38,7 +38,7 @@ import re
 import sys
 import types
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Callable
 
 import numpy
 import torch
@@ -184,9 +184,10 @@ class Mutable(AbstractValue):
 
 @dataclass(eq=False)
 class Lazy:
-    """An item nobody had looked at when its container was wrapped; `value` once somebody has."""
+    """An item nobody had looked at when its container was wrapped; `value` once somebody has. source: or a function
+    of the trace that finds it."""
     real: Any
-    source: Source
+    source: Source | Callable
     value: Any = None
 
 
@@ -207,13 +208,15 @@ class ListVal(Mutable):
 class DictVal(Mutable):
     """dict, OrderedDict or defaultdict. items: key -> (key value, value); keys are plain Python objects
     (see key_of). owner: the object whose `__dict__` this is. attrs: what the trace has hung on an OrderedDict that it has made.
-    of_hooks: its keys are the numbers of hooks, which nobody has looked at."""
+    of_hooks: its keys are the numbers of hooks, which nobody has looked at. asked: the keys that were only asked for (`key_in`), with what
+    was found; None once they are told apart."""
     items: dict = field(default_factory=dict)
     cls: type = dict
     real: Any = None
     factory: AbstractValue | None = None
     keys_guarded: bool = False
     of_hooks: bool = False
+    asked: dict | None = field(default_factory=dict)
     owner: AbstractValue | None = None
     attrs: dict = field(default_factory=dict)
 

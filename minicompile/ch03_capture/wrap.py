@@ -132,7 +132,7 @@ def realize(tx, item) -> AbstractValue:
     if type(item) is not Lazy:
         return item
     if item.value is None:
-        item.value = wrap(tx, item.real, item.source)
+        item.value = wrap(tx, item.real, item.source(tx) if callable(item.source) else item.source)
     return item.value
 
 

@@ -221,6 +221,10 @@ def is_alone(tx: Tracer, fake: torch.Tensor) -> bool:
 # trace would have been told that there is none (`tx.objects.tracked` knows all that it has met). Nor may it have changed
 # what the state is made from. And if the step is not taken after all, because the compilation fails or the call ends in
 # an exception, what was made is taken back (`Effects.undo`).
+#
+# A program that trains one model after another, as in a cross-validation, comes with an optimizer that has no state to a version that
+# expects one. The version knows how the state was made for the first (`Effects.ahead`). It is made again, for the optimizer of this
+# call, and then the version fits (`done_ahead` in `frames.py`).
 
 # %%
 def take_back(table: dict, key, state: dict, items: list[tuple]) -> None:
@@ -236,47 +240,59 @@ def version_or_none(value) -> int | None:
 
 def make_state(tx: Tracer, optimizer: ObjVal, init_group, lists: int) -> None:
     """Make the state of the parameters that have a gradient by now, in all groups."""
-    real = optimizer.real
-    for group in real.param_groups if can_make_state(tx, optimizer) else ():
-        for p in group["params"]:
-            gradient, before = gradient_to_be(tx, p), p.grad
-            if gradient is None or p in real.state:
-                continue
-            try:
-                with torch.no_grad():
-                    p.grad = gradient
-                    init_group(real, {**group, "params": [p]}, *([] for _ in range(lists)))
-                    momentum_of_first_step(real, group, p)
-            except Exception:                            # the program will raise it
-                real.state.pop(p, None)
-                return
-            finally:
-                p.grad = before
-            if p in real.state:
-                state = real.state[p]
-                items = [(name, value, version_or_none(value)) for name, value in state.items()]
-                tx.effects.undo.append(functools.partial(take_back, real.state, p, state, items))
-
-
-def can_make_state(tx: Tracer, optimizer: ObjVal) -> bool:
-    real = optimizer.real
-    table, groups = getattr(real, "state", None), getattr(real, "param_groups", None)
+    table, groups = getattr(optimizer.real, "state", None), getattr(optimizer.real, "param_groups", ())
     seen = optimizer.attrs.keys() & {"state", "param_groups"} or id(table) in tx.objects.tracked or changed(tx, groups) or any(
-        changed(tx, group) or changed(tx, group["params"]) for group in groups or ())
-    elsewhere = tx.options.inference or torch._C._len_torch_function_stack() or any(type(c.manager) is Const for c in tx.contexts)
-    return type(table) is collections.defaultdict and not seen and not elsewhere and not any(g.get("differentiable") for g in groups)
+        changed(tx, group) or changed(tx, group["params"]) for group in groups)
+    if seen or tx.options.inference or any(type(c.manager) is Const for c in tx.contexts):
+        return
+    forms = {(i, j): gradient_to_be(tx, p) for i, group in enumerate(groups) for j, p in enumerate(group["params"])}
+    again = functools.partial(state_of_first_step, init_group, lists, forms)
+    undo = again(optimizer.real)
+    tx.effects.undo += undo
+    if undo and optimizer.source is not None:
+        tx.effects.ahead.append((optimizer.source, again))
 
 
-def gradient_to_be(tx: Tracer, p: torch.Tensor) -> torch.Tensor | None:
-    """A tensor like the gradient that `p` has in the trace; its numbers do not matter."""
+def gradient_to_be(tx: Tracer, p: torch.Tensor) -> tuple | None:
+    """Shape, strides, dtype and device of the gradient that `p` has in the trace; () for the one that it came with, None for none."""
     leaf = tx.objects.tracked.get(id(p))
     if leaf not in autograd(tx).gradients:
-        return p.grad
+        return None if p.grad is None else ()
     gradient = autograd(tx).gradients[leaf]
     if type(gradient) is not TensorVal:
         return None
     fake = gradient.fake                     # its sizes are those of `p`, but they may be known by the name of a symbol
-    return torch.empty_strided(*(tuple(map(present, form)) for form in (fake.shape, fake.stride())), dtype=fake.dtype, device=fake.device)
+    return *(tuple(map(present, form)) for form in (fake.shape, fake.stride())), fake.dtype, fake.device
+
+
+def state_of_first_step(init_group, lists: int, forms: dict, optimizer) -> list:
+    """Make the state of all parameters without one. forms: (group, place in it) -> what `gradient_to_be` says. Returns functions that
+    take back what was made."""
+    if not isinstance(optimizer, torch.optim.Optimizer) or type(table := optimizer.state) is not collections.defaultdict or \
+            torch.is_inference_mode_enabled() or torch._C._len_torch_function_stack():
+        return []
+    undo, groups = [], optimizer.param_groups
+    if any(group.get("differentiable") for group in groups):
+        return []
+    for (i, j), form in forms.items():
+        if form is None or i >= len(groups) or j >= len(groups[i]["params"]) or (p := groups[i]["params"][j]) in table:
+            continue
+        before = p.grad
+        try:
+            with torch.no_grad():
+                if form:
+                    p.grad = torch.empty_strided(*form[:2], dtype=form[2], device=form[3])       # its numbers do not matter
+                init_group(optimizer, {**groups[i], "params": [p]}, *([] for _ in range(lists)))
+                momentum_of_first_step(optimizer, groups[i], p)
+        except Exception:                            # the program will raise it
+            table.pop(p, None)
+            break
+        finally:
+            p.grad = before
+        if p in table:
+            items = [(name, value, version_or_none(value)) for name, value in table[p].items()]
+            undo.append(functools.partial(take_back, table, p, table[p], items))
+    return undo
 
 
 # %% [markdown]

@@ -1,6 +1,9 @@
 """Whole training steps as one graph: every optimizer that does not decide on values, compared with eager step by step."""
+import collections
 import copy
 import functools
+import gc
+import weakref
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ import torch.nn.functional as F
 from torch.testing._internal.common_optimizers import optim_db
 
 import minicompile
+from minicompile import logs
 from minicompile.tools.explain import explain
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -184,6 +188,79 @@ def test_the_first_step_is_a_step_like_the_others(name, options):
         compiled(*arguments)
     with minicompile.set_stance("fail_on_recompile"):
         compiled(torch.ones(6))
+
+
+@pytest.mark.parametrize("name, options", [("SGD", dict(momentum=0.9)), ("Adam", {}), ("AdamW", dict(foreach=True)), ("Adagrad", {}),
+                                           ("RMSprop", dict(centered=True))])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_new_model_with_a_new_optimizer_is_no_new_version(name, options, whole, monkeypatch):
+    """What has state is asked for by what leads to the parameters, and a state that is not there yet is made again."""
+    def step(net, optimizer, x, y):
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def stepping(net, optimizer, x, y):
+        F.cross_entropy(net(x), y).backward()
+        alone(optimizer)
+        optimizer.zero_grad()
+
+    fast, alone = minicompile.compile(step, backend="eager"), minicompile.compile(lambda optimizer: optimizer.step(), backend="eager")
+    gone, recompiles = [], []
+    monkeypatch.setattr(logs, "watchers", [lambda kind, **data: recompiles.append(data["why"]) if kind == "recompile" else None])
+    for round in range(4):
+        net = network()
+        if round == 3:
+            net.requires_grad_(False)[0].requires_grad_()          # fewer gradients than the first had: another version
+        twin = copy.deepcopy(net)
+        optimizer, other = (getattr(torch.optim, name)(n.parameters(), lr=0.1, **options) for n in (net, twin))
+        for x, y in batches(3):
+            (fast if whole else stepping)(net, optimizer, x, y)
+            step(twin, other, x, y)
+            compare_states(net, optimizer, twin, other)
+        gone += [weakref.ref(p) for p in net.parameters()]
+    assert len(recompiles) == 1
+    del net, optimizer
+    gc.collect()
+    assert not any(ref() is not None for ref in gone), "a version keeps parameters"
+
+
+def compare_states(net, optimizer, twin, other):
+    assert len(optimizer.state) == len(other.state)
+    for p, q in zip(net.parameters(), twin.parameters()):
+        torch.testing.assert_close(p, q, **TOLERANCE)
+        one, two = optimizer.state.get(p, {}), other.state.get(q, {})
+        assert one.keys() == two.keys()
+        for key in two:
+            torch.testing.assert_close(one[key], two[key], **TOLERANCE)
+
+
+def test_states_that_were_exchanged_or_cleared():
+    """A state is found by its parameter in every call."""
+    net = torch.nn.ModuleList([torch.nn.Linear(3, 3, bias=False) for _ in range(2)])
+
+    def step(net, optimizer, x):
+        (net[0](x) - net[1](x) * 2).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    twin, fast = copy.deepcopy(net), minicompile.compile(step, backend="eager")
+    optimizer, other = (torch.optim.Adam(n.parameters(), lr=0.1) for n in (net, twin))
+    for i in range(9):
+        x = torch.randn(4, 3)
+        fast(net, optimizer, x)
+        step(twin, other, x)
+        compare_states(net, optimizer, twin, other)
+        for o, n in ((optimizer, net), (other, twin)):
+            a, b = n.parameters()
+            if i == 2:
+                o.state[a], o.state[b] = o.state[b], o.state[a]
+            if i == 4:
+                o.state.clear()
+            if i == 5:
+                o.state = collections.defaultdict(dict, {b: o.state[b], a: o.state[a]})
+            if i == 6:
+                del o.state[a]
 
 
 def test_a_program_that_looks_at_the_state_sees_what_is_there():
