@@ -37,6 +37,7 @@
 
 # %%
 import fractions
+import gc
 import math
 import re
 import types
@@ -451,6 +452,30 @@ def slot_is_empty(real, name: str) -> bool:
 def empty_slot(g, x, const):
     return [Condition(f"__slot_is_empty({x}, {g.expected!r})",
                       lambda v: f"the slot {g.expected!r} of {g.source} holds something now")]
+
+
+# %% [markdown]
+# Where a loop is left, its iterator dies. That runs code of the program if it is a generator, and an `enumerate` or a `zip` may hold one.
+
+# %%
+HOLD_OTHERS = (tuple, type(iter(())), enumerate, zip, map, filter, reversed)
+
+
+def holds_others(real) -> bool:
+    """Whether what dies with `real` is not known by its type."""
+    return isinstance(real, HOLD_OTHERS) or type(real).__module__ == "itertools"
+
+
+def runs_code_at_death(real) -> bool:
+    """Whether dropping an object may run code of the program: a suspended generator, or what takes items from one, or a `__del__`."""
+    if isinstance(real, (types.GeneratorType, types.CoroutineType)) or hasattr(type(real), "__del__"):
+        return True
+    return holds_others(real) and any(map(runs_code_at_death, gc.get_referents(real)))
+
+
+@guard_kind("DIES_QUIETLY", lambda g: f"{g.source} holds no generator and nothing with a `__del__`")
+def dies_quietly(g, x, const):
+    return [Condition(f"not __runs_code_at_death({x})", lambda v: f"{g.source} holds a generator or something with a `__del__` now")]
 
 
 # %% [markdown]

@@ -357,7 +357,8 @@ def call_class(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
 # %%
 def is_by_missing(tx: Tracer, cls, args, kwargs) -> bool:
     """Whether `cls(*args, **kwargs)` asks a `_missing_` of the program. (A Flag makes members as they are needed.)"""
-    own = getattr(getattr(cls, "_missing_", None), "__func__", None)
+    own = getattr(cls, "_missing_", None)
+    own = getattr(own, "__func__", own)                    # of a classmethod
     if not isinstance(own, types.FunctionType) or own.__module__ == "enum" or issubclass(cls, enum.Flag) or len(args) != 1 or kwargs:
         return False
     value = as_python(tx, args[0])

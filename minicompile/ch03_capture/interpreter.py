@@ -44,12 +44,12 @@
 
 # %%
 import dis
-import gc
 import inspect
 import types
 from dataclasses import dataclass, field
 
 
+from ..ch02_guards.guards import holds_others, runs_code_at_death
 from ..ch02_guards.sources import LocalSource
 from ..errors import SkipFrame, Unsupported
 from .binding import bind
@@ -506,14 +506,8 @@ def let_go(tx: Tracer, value) -> None:
         guard(tx, value.source, "TYPE_MATCH", type(value.real))
         if runs_code_at_death(value.real):
             unsupported(tx, f"a {type(value.real).__qualname__} is dropped, which runs code")
-
-
-def runs_code_at_death(real) -> bool:
-    """Whether dropping an object may run code of the program: a suspended generator, or what takes items from one, or a `__del__`."""
-    if isinstance(real, (types.GeneratorType, types.CoroutineType)) or hasattr(type(real), "__del__"):
-        return True
-    is_iterator = hasattr(type(real), "__next__") and type(real).__module__ in ("builtins", "itertools")
-    return (is_iterator or type(real) is tuple) and any(map(runs_code_at_death, gc.get_referents(real)))
+        if holds_others(value.real):
+            guard(tx, value.source, "DIES_QUIETLY", None)
 
 
 # %%

@@ -186,9 +186,17 @@ def send(tx, frame, i, iterator, sent):
 
 # %%
 instructions({
-    "CHECK_EXC_MATCH": lambda tx, frame, i, exc, classes: [exc, boolean(issubclass(exc.cls, as_python(tx, classes)))],
+    "CHECK_EXC_MATCH": lambda tx, frame, i, exc, classes: [exc, boolean(catches(as_python(tx, classes), exc.cls))],
     "LOAD_ASSERTION_ERROR": lambda tx, frame, i: wrap(tx, AssertionError),
 })
+
+
+def catches(classes, cls) -> bool:
+    """Whether `except classes` takes an exception of class `cls`. No `__subclasscheck__` is asked."""
+    classes = classes if isinstance(classes, tuple) else (classes,)
+    if not all(BaseException in getattr(one, "__mro__", ()) for one in classes):
+        user_error(TypeError, "catching classes that do not inherit from BaseException is not allowed")
+    return any(one in cls.__mro__ for one in classes)
 
 
 @opcode("PUSH_EXC_INFO")

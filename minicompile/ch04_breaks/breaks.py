@@ -120,7 +120,7 @@ def capture_until(func, args, options, error) -> cap.Captured:
 # 2. What is handed over is collected: the values on the stack (`stack_slots`), and those local variables that the rest will
 #    read (`needed_locals`), each as the text by which the epilogue of chapter 3 makes it. Cells that closures share are handed over as
 #    cells. Some that it will not read are kept all the same (`kept_locals`, below).
-# 3. A frame that has made no graph by now and has written nothing needs no entry of its own (`only_step`, below).
+# 3. A frame that has made no graph by now, has written nothing and keeps what it was given needs no entry of its own (`only_step`, below).
 # 4. The step is made, from the breaking instruction and what prepares it, and told what varies (`hand_on`).
 # 5. The last lines of the entry put its call together, and choose who runs it. A resume function returns it to the loop that called
 #    it; the function itself runs the loop, and lets go of its results before.
@@ -146,8 +146,10 @@ def cut(done: cap.Trace, reason) -> cap.Captured:
         elif name in needed:
             locals_[name] = expression(ep, value)
     lines, found = cap.closing_lines(ep, done), kept_locals(ep, frame, needed)
-    kept, from_before = kept_text(found, frame, code), all(settled(frame.locals[name]).source for name in found)
-    if not ep.writes and not has_graph(tx) and from_before and (whole := only_step(done, path, kept)) is not None:
+    replaced, from_before = replaced_locals(found, frame, code), all(settled(frame.locals[name]).source for name in found)
+    kept = ", ".join(f"{name!r}: {text}" for name, text in {**found, **replaced}.items())
+    kept, as_it_came = f", {{{kept}}}" if kept else "", from_before and not replaced and not ep.writes and not has_graph(tx)
+    if as_it_came and (whole := only_step(done, path, kept)) is not None:
         return cap.Captured(None, [], [], GuardSet(), whole[0], whole[1], [reason], weak=(0,))
     point = step_for(code, path, set(locals_), kinds)
     hand_on(tx, frame, point)
@@ -229,8 +231,8 @@ def stack_slots(ep, stack, active) -> tuple:
 # A tensor that the rest does not read is gone behind a break, earlier than in eager, which saves memory. But a program can see that an
 # object is gone, if a weak reference leads to it: the hook of a module that was called for the last time, or the handle that removes
 # that hook, finds no module. So such an object comes along in the `TailCall`, and the loop that runs the pieces keeps it, by its name,
-# until the function returns or the name has another value (`kept_text`). `kept_locals` takes only what costs nothing: objects that came
-# in, and those that leave the graph anyway, because the break is a call that is given them.
+# until the function returns or the name has another value (`replaced_locals`). `kept_locals` takes only what costs nothing: objects
+# that came in, and those that leave the graph anyway, because the break is a call that is given them.
 
 # %%
 NOT_WATCHED = (torch.Tensor, dict, list, tuple, type, BaseException)      # what may be large, or hold frames, and is hardly ever asked for
@@ -255,13 +257,12 @@ def names_kept(code) -> set:
     return set()
 
 
-def kept_text(found: dict, frame, code) -> str:
-    """The third item of a TailCall, as text: what is kept, and None for a name that was, and has another value now."""
+def replaced_locals(found: dict, frame, code) -> dict:
+    """Locals that a piece may have kept, and that have another value now, which need not be: name -> "None"."""
     known = hook.kept(names_kept, code)
-    let_go = {name: None for name in sorted(known) if name in frame.locals and name not in found}
+    replaced = {name: "None" for name in sorted(known) if name in frame.locals and name not in found}
     known.update(found)
-    items = "".join(f"{name!r}: {text}, " for name, text in {**found, **let_go}.items())
-    return f", {{{items}}}" if items else ""
+    return replaced
 
 
 # %% [markdown]

@@ -2,6 +2,7 @@
 exceptions. See language_classes.py and test_language.py."""
 import array
 import collections
+import collections.abc
 import contextlib
 import decimal
 import enum
@@ -780,6 +781,15 @@ class Activation(enum.Enum):
             return next((member for member in cls if member.value == str(value).lower()), None)
 
 
+class Single(enum.Enum):
+    ONE = 1
+
+    @staticmethod
+    def _missing_(value):
+        ASKED.append(value)
+        return Single.ONE
+
+
 class ByShape(type):
     def __subclasscheck__(cls, other):
         ASKED.append(("subclass", other.__name__))
@@ -787,6 +797,10 @@ class ByShape(type):
 
 
 class Shaped(metaclass=ByShape):
+    pass
+
+
+class ShapedError(Exception, metaclass=ByShape):
     pass
 
 
@@ -799,7 +813,17 @@ def classes_that_answer_for_themselves(x):
     found = [outcome_of(Activation, value) for value in ("relu", "RELU", "Sine", "none", None, 3, Activation.SINE, "RELU")]
     ASKED.append("then")
     derived = issubclass(torch.Tensor, Shaped), issubclass(int, (str, (Shaped, float))), issubclass(int, (int, Shaped))
-    return x + 1, found, derived, list(ASKED)
+    no_class = outcome_of(issubclass, 3, collections.abc.Sized)
+    return x + 1, found, derived, list(ASKED), Single(2), no_class, [outcome_of(caught_by, c) for c in (ShapedError, KeyError, int, 3)]
+
+
+def caught_by(cls):
+    try:
+        [].pop()
+    except cls:
+        return "caught"
+    except (KeyError, IndexError):
+        return "not caught", list(ASKED)
 
 
 class Shrinking:

@@ -1204,6 +1204,17 @@ def generator_deleted(x):
     return x * 2
 
 
+def generator_where_a_list_was(x):
+    for make in (lambda: [1, 2], lambda: closing(3, "second"), lambda: (4, 5)):
+        for n, i in enumerate(make()):
+            x = x + i
+            effect(n)
+            if n == 1:
+                break
+        LOG.append("behind the loop")
+    return x
+
+
 class Thing:
     pass
 
@@ -1240,6 +1251,17 @@ def weak_reference_to_an_object_that_is_replaced(x):
     effect(2)
     LOG.append(reference() is None)
     return x * 2
+
+
+def weak_reference_that_is_asked_before_the_object_is_replaced(x):
+    thing = Thing()
+    reference = refer(thing)
+    x = x + 1
+    effect(0)
+    before = reference() is None
+    thing = Thing()
+    effect(thing is None)
+    return x, before
 
 
 def hook_of_a_module_that_nobody_calls_again(x):

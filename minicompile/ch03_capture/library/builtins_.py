@@ -476,7 +476,7 @@ def is_subclass(tx, cls, classes):
         return boolean(truth(tx, call(tx, wrap(tx, own), [classes, cls])))
     if isinstance(real, type):
         bases(tx, real)
-    if asks(answers) and real not in tx.classes.made:
+    if asks(answers) and isinstance(real, type) and real not in tx.classes.made:
         return boolean(answer(tx, issubclass, real, answers))
     return fold(tx, issubclass, [cls, classes])
 
