@@ -797,6 +797,22 @@ class Equal:
         return self.v == other.v
 
 
+@pytest.mark.parametrize("make", [dict, collections.OrderedDict, functools.partial(collections.defaultdict, int)])
+@pytest.mark.parametrize("kind", [type("Part", (), {}), torch.nn.Identity, lambda: torch.ones(2)])
+def test_an_item_is_written_at_the_key_that_was_asked_for(make, kind):
+    """Wherever that lies in the dictionary of this call."""
+    def step(x, table, a, b):
+        table[a] = 5
+        table[b] += 1
+        return x * table[a]
+
+    fast, x, (a, b, c) = minicompile.compile(step, backend="eager"), torch.ones(2), (kind() for _ in range(3))
+    for items in ({a: 2, b: 3}, {b: 3, a: 2}, {c: 1, b: 3, a: 2}, {a: 2, c: 1, b: 3}):
+        one, two = make(items), make(items)
+        assert torch.equal(fast(x, one, a, b), step(x, two, a, b))
+        assert [(id(key), value) for key, value in one.items()] == [(id(key), value) for key, value in two.items()]
+
+
 @pytest.mark.parametrize("make", [lambda: Equal(1), lambda: (Equal(1), 2), lambda: torch.ones(1), lambda: torch.ones(2)],
                          ids=["object", "tuple", "tensor", "tensors"])
 def test_a_key_is_the_one_that_is_there(make):

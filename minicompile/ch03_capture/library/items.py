@@ -142,7 +142,8 @@ def store_key(tx, self, key, value):
         return store_in_dict(tx, self.owner, key, value)
     touch(tx, self)
     k = key_in(tx, self, key)
-    self.items[k] = self.items[k][0] if k in self.items else key, value
+    known = k in self.items and k not in (self.asked or ())              # nobody knows where a key lies that was only asked for
+    self.items[k] = self.items[k][0] if known else key, value
 
 
 @method(DictVal, "__delitem__")
