@@ -17,6 +17,7 @@
 # that is a call, the callee runs as a frame of its own, is captured on its own, and breaks in its own body.
 
 # %%
+import itertools
 import linecache
 
 import torch
@@ -145,8 +146,10 @@ def cut(done: cap.Trace, reason) -> cap.Captured:
                 cells[name] = expression(ep, value)
         elif name in needed:
             locals_[name] = expression(ep, value)
-    lines, found = cap.closing_lines(ep, done), kept_locals(ep, frame, needed)
-    replaced, from_before = replaced_locals(found, frame, code), all(settled(frame.locals[name]).source for name in found)
+    lines, stored = cap.closing_lines(ep, done), stored_next(frame)
+    found = kept_locals(ep, frame, needed | stored)
+    replaced = replaced_locals(found, {*frame.locals, *stored}, code)
+    from_before = all(settled(frame.locals[name]).source for name in found)
     kept = ", ".join(f"{name!r}: {text}" for name, text in {**found, **replaced}.items())
     kept, as_it_came = f", {{{kept}}}" if kept else "", from_before and not replaced and not ep.writes and not has_graph(tx)
     if as_it_came and (whole := only_step(done, path, kept)) is not None:
@@ -257,10 +260,17 @@ def names_kept(code) -> set:
     return set()
 
 
-def replaced_locals(found: dict, frame, code) -> dict:
-    """Locals that a piece may have kept, and that have another value now, which need not be: name -> "None"."""
+def stored_next(frame) -> set:
+    """Locals that the step gives another value at its end, so that nobody keeps the old one."""
+    following = frame.decoded.instructions[frame.ip + 1:]
+    return {i.argval for i in itertools.takewhile(lambda i: i.opname in ("STORE_FAST", "UNPACK_SEQUENCE"), following)
+            if i.opname == "STORE_FAST"}
+
+
+def replaced_locals(found: dict, names: set, code) -> dict:
+    """Those of `names` that a piece may have kept, and that have another value now, which need not be: name -> "None"."""
     known = hook.kept(names_kept, code)
-    replaced = {name: "None" for name in sorted(known) if name in frame.locals and name not in found}
+    replaced = {name: "None" for name in sorted(known & names) if name not in found}
     known.update(found)
     return replaced
 

@@ -1264,6 +1264,25 @@ def weak_reference_that_is_asked_before_the_object_is_replaced(x):
     return x, before
 
 
+@minicompile.disable
+def made():
+    return Thing()
+
+
+def weak_reference_to_an_object_that_a_break_replaces(x):
+    thing = made()
+    reference = refer(thing)
+    thing = made()
+    effect(1)
+    LOG.append(reference() is None)
+    thing, other = made(), made()
+    effect(2)
+    LOG.append(reference() is None)
+    y = x * 2
+    effect(y)
+    return y + 1
+
+
 def hook_of_a_module_that_nobody_calls_again(x):
     layer = torch.nn.Sigmoid()
     handle = layer.register_forward_hook(lambda module, inputs, output: output * 2)
@@ -1285,6 +1304,6 @@ def backward_hook_of_a_module_that_nobody_calls_again(x):
 
 
 ALL = [f for f in list(globals().values()) if isinstance(f, types.FunctionType) and f.__module__ == __name__
-       and f.__name__ not in ("effect", "fail", "seen_state", "generator_context", "quiet_gradients", "closing", "refer")]
+       and f.__name__ not in ("effect", "fail", "seen_state", "generator_context", "quiet_gradients", "closing", "refer", "made")]
 # Nothing to compile, or it raises each time
 EAGER = ("unbound_later", "return_in_finally", "generator_expression", "runs_text", "writes_locals")
