@@ -28,7 +28,7 @@ from .builders import as_python, dict_contents
 from .constants import as_item
 from .exceptions import INTERPRETING, user_error, user_errors
 from .iterate import length, unpack
-from .keys import entries
+from .keys import entries, key_in, objects_in_key
 from .lookup import MISSING, captures, lookup
 from .operations import GRAPH_KINDS, answers_itself, ask, fold, raise_as_python
 from .protocol import as_dict, special
@@ -257,6 +257,9 @@ NEED_NOT_EQUAL_THEMSELVES = (numpy.ndarray, decimal.Decimal, array.array, memory
 
 def same_dict(tx, a, b) -> bool:
     kind = list if {a.cls, b.cls} == {collections.OrderedDict} else dict.keys
+    for one, other in ((a, b), (b, a)):
+        for known in [known for key, (known, _) in one.items.items() if objects_in_key(key)]:
+            key_in(tx, other, realize(tx, known))           # which key an object is, or that it is none, is a question for later calls
     return kind(entries(tx, a)) == kind(entries(tx, b)) and all(
         equal(tx, realize(tx, a.items[k][1]), realize(tx, b.items[k][1])) for k in a.items)
 

@@ -407,6 +407,17 @@ def test_a_key_is_one_object_and_the_next_another(function, make):
         assert str(answers[0]) == str(answers[1]) and list(table) == list(same)
 
 
+@pytest.mark.parametrize("make", [Key, lambda: torch.ones(1), lambda: torch.nn.Linear(1, 1)], ids=["object", "tensor", "module"])
+def test_dictionaries_that_are_equal_for_some_keys(make):
+    a, b, c = make(), make(), make()
+
+    def f(x, d, p, q):
+        return x * (2 if d == {p: 2, q: 3} else 3)
+    compiled = minicompile.compile(f, backend="eager")
+    for d, p, q in (({a: 2, b: 3}, a, b), ({a: 2, b: 3}, b, a), ({a: 2, b: 3}, a, c), ({b: 3, a: 2}, a, b), ({a: 2}, a, a), ({a: 3}, a, a)):
+        assert compiled(torch.ones(1), d, p, q) == f(torch.ones(1), d, p, q)
+
+
 def test_objects_that_share_their_state():
     state = {"count": 1}
 
