@@ -126,7 +126,7 @@ def link(kernel: Kernel) -> LinkedKernel:
     for g.loop in kernel.loops:
         remake(g.loop.body, g, lambda g, value, args: RULES.get(value.op, LinkedKernel.again)(g, value, args))
     g.steps = body_of(g.stores)
-    return rounded_for_all(g)
+    return g
 
 
 def relink(g: LinkedKernel, step: Callable[[LinkedKernel, Value, tuple], Value]) -> LinkedKernel:
@@ -140,25 +140,6 @@ def relink(g: LinkedKernel, step: Callable[[LinkedKernel, Value, tuple], Value])
 
     new.steps = body_of(remake(steps(), new, step))
     return new
-
-# %% [markdown]
-# What is rounded for one of its readers is rounded for all of them: `y - y.frac()` of a half below 1 is 0 in eager, and would not be if `y`
-# were rounded for `frac` only.
-
-# %%
-def rounded_for_all(g: LinkedKernel) -> LinkedKernel:
-    """The graph with each value in the place of itself that a `round_to` in it gives, unless there are several."""
-    types: dict = {}
-    for step in g.steps:
-        if step.op == "round_to":
-            types.setdefault(step.args[0], set()).add(step.args[1])
-    halves = {value: next(iter(found)) for value, found in types.items() if len(found) == 1}
-
-    def step(new: LinkedKernel, value: Value, args: tuple):
-        result = _round_to(new, value, args) if value.op == "round_to" else new.again(value, args)
-        return _round_to(new, value, (result, halves[value])) if value in halves else result
-    return relink(g, step) if halves else g
-
 
 # %% [markdown]
 # ## Through memory

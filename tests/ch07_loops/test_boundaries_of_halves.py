@@ -68,16 +68,3 @@ def test_tensors_of_one_number(name, dtype, device, fresh):
     given = [torch.tensor(s, dtype=wide, device=place) for s, wide, place in made]
     for backend in backends(device):
         same(lambda x: [f(x, torch.tensor(s, dtype=wide, device=place)) for s, wide, place in made] + [f(x, s) for s in given], x, backend)
-
-
-@pytest.mark.parametrize("device", PLACES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_what_one_reader_sees_rounded_all_see_rounded(dtype, device, fresh):
-    """The fraction of a number below 1 is that number; of the largest in a row nothing is left."""
-    def f(x):
-        y, z = x.sin(), x.exp()
-        top = z.amax(1, keepdim=True)
-        return y - y.frac(), torch.where(z == top, z - top, 0.0)
-    x = torch.randn(40, 33, device=device).to(dtype)
-    for got, want in zip(minicompile.compile(f)(x), f(x), strict=True):
-        assert torch.equal(got, want)
