@@ -153,7 +153,13 @@ def test_an_lstm_under_autocast_has_the_dtypes_of_eager(layers, projection, trai
 
     fast = minicompile.compile(model)
     for x in (torch.randn(6, 3, 5), packed):
-        (wanted, gradients), (got, found) = call(model, x), call(fast, x)
+        try:
+            wanted, gradients = call(model, x)
+        except RuntimeError as error:                # oneDNN has no LSTM in half precision for every processor
+            with pytest.raises(RuntimeError, match="primitive descriptor"):
+                call(fast, x)
+            pytest.skip(f"eager raises: {error}")
+        got, found = call(fast, x)
         assert [t.dtype for t in got] == [t.dtype for t in wanted]
         torch.testing.assert_close(got, wanted, atol=2e-2, rtol=2e-2)
         torch.testing.assert_close(found, gradients, atol=0.2, rtol=5e-2)
