@@ -687,7 +687,7 @@ def test_attention_by_hand():
     x, w = leaf(2, 8, 8), leaf(8, 24)
     compiled = tiny.compile(f)
     for a, b in zip(torch.autograd.grad(compiled(x, w).square().sum(), (x, w)), torch.autograd.grad(f(x, w).square().sum(), (x, w))):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-6 * b.abs().max().item())          # sums of numbers up to 300
     assert compiled.breaks == []
 
 
