@@ -152,7 +152,7 @@ def key_in(tx, dictionary: DictVal, value: AbstractValue):
     if (source := source_of_key(tx, dictionary, key)) is not None:
         if key not in dictionary.asked:
             guard(tx, source, "KEY_OF", (dictionary.source, key.value in dictionary.real))
-            known, item = dictionary.asked[key] = dictionary.items.get(key, (None, None))
+            dictionary.asked[key], item = dictionary.items.get(key, (None, None))
             if type(item) is Lazy:
                 item.source = DictGetSource(dictionary.source, source)
         return key
@@ -175,10 +175,15 @@ def source_of_key(tx, dictionary: DictVal, key) -> Source | None:
     return None if isinstance(source, ConstantSource) or dictionary.keys_guarded or dictionary.asked is None else source
 
 
+def is_asked(dictionary: DictVal, key) -> bool:
+    """Whether the dictionary was only asked for this key, so that nobody knows where it lies."""
+    return key in (dictionary.asked or ())
+
+
 def tell_keys_apart(tx, dictionary: DictVal):
     """Somebody looks at keys in another way. Which of them those were that were asked for matters from now on."""
     asked, dictionary.asked = dictionary.asked, None
-    for key, (known, _) in (asked or {}).items():
+    for key, known in (asked or {}).items():
         if known is not None and key.value in dictionary.real:
             key_of(tx, realize(tx, known))
 
@@ -234,7 +239,7 @@ def written_down(key):
 
 
 def guard_found(tx, value: DictVal, key):
-    if value.asked and key in value.asked:
+    if is_asked(value, key):
         return
     if value.source is None or value.keys_guarded or type(value.real) is not value.cls or not is_readable(key) or key not in value.real:
         return guard_keys(tx, value)
@@ -242,7 +247,7 @@ def guard_found(tx, value: DictVal, key):
 
 
 def guard_missing(tx, value: DictVal, key):
-    if value.real is not None and value.source is not None and not value.keys_guarded and not (value.asked and key in value.asked):
+    if value.real is not None and value.source is not None and not value.keys_guarded and not is_asked(value, key):
         if value.cls.__contains__(value.real, key):
             return                               # deleted by the trace itself
         if is_readable(key):

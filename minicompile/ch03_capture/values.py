@@ -208,8 +208,8 @@ class ListVal(Mutable):
 class DictVal(Mutable):
     """dict, OrderedDict or defaultdict. items: key -> (key value, value); keys are plain Python objects
     (see key_of). owner: the object whose `__dict__` this is. attrs: what the trace has hung on an OrderedDict that it has made.
-    of_hooks: its keys are the numbers of hooks, which nobody has looked at. asked: the keys that were only asked for (`key_in`), with what
-    was found; None once they are told apart."""
+    of_hooks: its keys are the numbers of hooks, which nobody has looked at. asked: the keys that were only asked for (`key_in`), with
+    the value of each that was found; None once they are told apart."""
     items: dict = field(default_factory=dict)
     cls: type = dict
     real: Any = None

@@ -136,7 +136,7 @@ class ResumePoint:
 # round would be a thousand frames deep. So a piece *returns* what to call, a `TailCall`, and the one entry
 # that the user's program called, that of the whole function, keeps calling until a real result arrives. It is a list, since
 # it is emptied when it is called: what the program deletes in the next piece is to be gone then. What nobody reads any more but a weak
-# reference may lead to comes along as a third item, by name, and stays until the function returns.
+# reference may lead to comes along as a third item, by name, and stays until the function returns or the name has another value.
 
 # %%
 class TailCall(list):

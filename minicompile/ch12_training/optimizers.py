@@ -268,12 +268,11 @@ def gradient_to_be(tx: Tracer, p: torch.Tensor) -> tuple | None:
 def state_of_first_step(init_group, lists: int, forms: dict, optimizer) -> list:
     """Make the state of all parameters without one. forms: (group, place in it) -> what `gradient_to_be` says. Returns functions that
     take back what was made."""
-    if not isinstance(optimizer, torch.optim.Optimizer) or type(table := optimizer.state) is not collections.defaultdict or \
-            torch.is_inference_mode_enabled() or torch._C._len_torch_function_stack():
-        return []
-    undo, groups = [], optimizer.param_groups
-    if any(group.get("differentiable") for group in groups):
-        return []
+    table, groups, undo = getattr(optimizer, "state", None), getattr(optimizer, "param_groups", ()), []
+    elsewhere = torch.is_inference_mode_enabled() or torch._C._len_torch_function_stack()
+    if not isinstance(optimizer, torch.optim.Optimizer) or type(table) is not collections.defaultdict or elsewhere or \
+            any(group.get("differentiable") for group in groups):
+        return undo
     for (i, j), form in forms.items():
         if form is None or i >= len(groups) or j >= len(groups[i]["params"]) or (p := groups[i]["params"][j]) in table:
             continue

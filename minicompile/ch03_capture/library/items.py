@@ -24,7 +24,7 @@ from ..comparisons import compare, equal, truth
 from ..effects import touch, written_storages
 from ..exceptions import user_error, user_errors
 from ..iterate import unpack, values_of
-from ..keys import counted, entries, guard_found, guard_keys, has_number, key_in, key_of
+from ..keys import counted, entries, guard_found, guard_keys, has_number, is_asked, key_in, key_of
 from ..lookup import lookup, python_method
 from ..operations import binary, fold
 from ..protocol import METHODS, as_dict, method, special
@@ -142,8 +142,7 @@ def store_key(tx, self, key, value):
         return store_in_dict(tx, self.owner, key, value)
     touch(tx, self)
     k = key_in(tx, self, key)
-    known = k in self.items and k not in (self.asked or ())              # nobody knows where a key lies that was only asked for
-    self.items[k] = self.items[k][0] if known else key, value
+    self.items[k] = self.items[k][0] if k in self.items and not is_asked(self, k) else key, value
 
 
 @method(DictVal, "__delitem__")
