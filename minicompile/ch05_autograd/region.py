@@ -26,7 +26,7 @@ from .callables import Compile, call_compiled, interpret_aten, picker, with_grad
 from .joint import Joint
 from .outputs import as_new, complex_results, has_base
 from .partition import Partition
-from .second import WRITTEN_SINCE, Again, Derivative, Inputs, derive_again, drawing_again, refuse, separate, states_before
+from .second import WRITTEN_SINCE, Again, Derivative, Inputs, Missing, derive_again, drawing_again, refuse, separate, states_before
 from .undefined import without_tangents
 
 # %% [markdown]
@@ -72,38 +72,39 @@ def _tangents(joint: Joint) -> list[torch.Tensor]:
     return [n.meta["val"] for n in joint.gm.graph.nodes if "tangent" in n.meta]
 
 
-Backward = Callable[[frozenset], tuple[Callable, set[int]]]
+Backward = Callable[..., tuple[Callable, set[int]]]
 
 
 def backward_versions(halves: Partition, compile_aten: Compile) -> Backward:
-    """`version(absent)` is the compiled backward without those tangents, and the positions of the saved
-    values that it reads; `version.reads(absent)` only those, and `version.interpreted(absent)` runs it operator by operator."""
+    """`version(absent, unasked)` is the compiled backward without those tangents and those gradients, and the positions of the saved
+    values that it reads; `version.reads` gives only those, and `version.interpreted` runs it operator by operator."""
     tangents = [n.name for n in halves.backward.graph.nodes if n.op == "placeholder"][len(halves.saved):]
     context, lock, known = contextvars.copy_context(), threading.Lock(), {}
 
     @functools.cache
-    def graph(absent: frozenset) -> tuple[fx.GraphModule, set[int]]:
-        lost = {i for i, behind in enumerate(halves.reached) if behind and behind <= absent}
-        gm = without_tangents(halves.backward, {tangents[k] for k in absent}, lost) if absent else halves.backward
+    def graph(absent: frozenset, unasked: frozenset = frozenset()) -> tuple[fx.GraphModule, set[int]]:
+        lost = {i for i, behind in enumerate(halves.reached) if i in unasked or behind and behind <= absent}
+        gm = without_tangents(halves.backward, {tangents[k] for k in absent}, lost) if absent or unasked else halves.backward
         inputs = gm.graph.find_nodes(op="placeholder")
         return gm, {i for i, node in enumerate(inputs[:len(halves.saved)]) if node.users}
 
-    def version(absent: frozenset) -> tuple[Callable, set[int]]:
-        found = known.get(absent)
+    def version(absent: frozenset, unasked: frozenset = frozenset()) -> tuple[Callable, set[int]]:
+        key = absent, unasked
+        found = known.get(key)
         if found is None:
             with lock:
-                if absent not in known:
-                    gm, reads = graph(absent)
+                if key not in known:
+                    gm, reads = graph(*key)
                     try:
                         compiled = with_grad_mode(False, context.copy().run, functools.partial(compile_aten, gm, is_backward=True))
                     except RecursionError:                  # where the program is now; the next call may come from less deep
                         return interpret_aten(gm), reads
-                    known[absent] = compiled, reads
-                found = known[absent]
+                    known[key] = compiled, reads
+                found = known[key]
         return found
 
-    version.reads = lambda absent: graph(absent)[1]
-    version.interpreted = lambda absent: interpret_aten(graph(absent)[0])
+    version.reads = lambda *key: graph(*key)[1]
+    version.interpreted = lambda *key: interpret_aten(graph(*key)[0])
     return version
 
 
@@ -136,10 +137,11 @@ def layout_of(t: torch.Tensor, form="of the output") -> tuple:
 # saved-tensor hooks, which may have kept the tensor. Those calls get copies. And what a hook gives back may lie otherwise than
 # what it was given (`as_saved`).
 #
-# The engine refuses to hand out the saved tensors if one of them was modified. Where tangents are absent,
-# that may be one that eager's backward would not have asked for, and that our version of it does not read.
-# Then the tensors are fetched by way of a hook, and their versions are compared here. So are those of the
-# inputs that are watched (`saved_after_writing`), by way of an alias.
+# The engine refuses to hand out the saved tensors if one of them was modified. That may be one that eager's backward would not have
+# asked for: where tangents are absent, or where nobody asks for the gradient that reads it, as `torch.autograd.grad(y, x)` asks for that
+# of `x` only. Then the tensors are taken without the engine's check, their versions are compared here, and what runs is a version of our
+# backward that does not read it (`version_for`). The versions of the inputs that are watched (`saved_after_writing`) are compared, too,
+# by way of an alias.
 #
 # `x.data = other` is no write: it takes the memory of `x` away. A formula that has saved `x` itself finds the new memory there, and one
 # that has saved a view of it, as a product of `x.t()` does, the old. So where eager saves views of an input only, an alias of it is saved
@@ -155,43 +157,57 @@ def layout_of(t: torch.Tensor, form="of the output") -> tuple:
 # why not.
 
 # %%
-def saved_tensors(ctx, order: dict[int, int], reads: set[int], present: frozenset[int]) -> list[torch.Tensor]:
-    """The saved tensors; those of the saved values `reads` are as they were. Otherwise RuntimeError, as the
-    engine raises it. order: the position of a saved value among the tensors, if it is one. present: the tangents. ctx.versions: of the
-    tensors when they were saved; None where the engine's check is enough. ctx.left: those that a backward of others has left, by
-    position, or None. ctx.alive: the tangents whose graphs are, in eager."""
-    if ctx.modified is None:
-        try:
-            return list(ctx.saved_tensors)
-        except RuntimeError as error:
-            if ctx.left is not None and present <= ctx.alive and not torch.is_grad_enabled():
-                if any_written(ctx, order, ctx.left, reads):
-                    raise RuntimeError(MODIFIED) from None
-                return [ctx.left.get(i) for i in range(len(ctx.versions))]
-            if ctx.versions is None or ctx.left is not None or ctx.hooked:
-                raise
-            for saved in ctx._raw_saved_tensors:
-                saved.register_hooks(_as_it_is, _as_it_is)      # from now on the engine does not check
-            ctx.modified = str(error)
-    tensors = list(ctx.saved_tensors)
-    if any_written(ctx, order, tensors, reads):
+def saved_tensors(region, ctx, absent: frozenset) -> tuple[list[torch.Tensor], set[int]]:
+    """The saved tensors, and which of the saved values were written since (`ctx.modified` says then what the engine said). Otherwise
+    RuntimeError, as the engine raises it. ctx.versions: of the tensors when they were saved; None where the engine's check is enough.
+    ctx.left: those that a backward of others has left, by position, or None. ctx.alive: the tangents whose graphs are, in eager."""
+    order, present = region.order, region.every - absent
+    if not order:
+        if not present <= ctx.alive:
+            raise RuntimeError(TWICE)
+        return [], set()
+    try:
+        return list(ctx.saved_tensors), set()
+    except RuntimeError as error:
+        if ctx.left is not None and present <= ctx.alive and not torch.is_grad_enabled():
+            tensors, ctx.modified = [ctx.left.get(place) for place in range(len(order))], MODIFIED
+        elif ctx.versions is None or ctx.left is not None:
+            raise
+        else:
+            tensors, ctx.modified = [saved.data for saved in ctx._raw_saved_tensors], str(error)
+    versions = ctx.versions or [t and t._version for t in tensors]
+    return tensors, {i for i, place in order.items() if tensors[place] is not None and tensors[place]._version != versions[place]}
+
+
+def version_for(region, ctx, absent: frozenset, written: set[int]) -> tuple[Callable, frozenset]:
+    """The compiled backward, and the gradients that it leaves out: those that nobody asks for, if they read what was `written` since."""
+    compiled, reads = region.backward(absent)
+    if not written & reads:
+        return compiled, frozenset()
+    unasked = gradients_unasked(region, ctx)
+    compiled, reads = region.backward(absent, unasked)
+    if written & reads:
         raise RuntimeError(ctx.modified)
-    return tensors
+    return compiled, unasked
 
 
-def any_written(ctx, order: dict[int, int], tensors, reads: set[int]) -> bool:
-    """Was one of the saved values `reads` written since it was saved? tensors: those that were saved, by position."""
-    return any(tensors[order[i]]._version != ctx.versions[order[i]] for i in reads if i in order)
+def gradients_unasked(region, ctx) -> frozenset[int]:
+    """The gradients that the running pass of the engine has no use for."""
+    nodes = [ctx.next_functions[place][0] for place in region.edges]
+    return frozenset([k for k, node in enumerate(nodes) if node is None or not will_execute(node)])
+
+
+def will_execute(node) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:            # the engine does not say it of a leaf whose gradient `torch.autograd.grad` gives
+        return True
 
 
 TWICE = ("Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed). "
          "Specify retain_graph=True if you need to.")
 MODIFIED = ("one of the variables needed for gradient computation has been modified by an inplace operation: "
             "a tensor that the compiled region saved")
-
-
-def _as_it_is(tensor):
-    return tensor
 
 
 def check_watched(watched: list, absent: frozenset) -> None:
@@ -201,13 +217,6 @@ def check_watched(watched: list, absent: frozenset) -> None:
             raise RuntimeError("one of the variables needed for gradient computation has been modified by an "
                                f"inplace operation: a tensor of shape {tuple(alias.shape)} that the compiled "
                                f"region wrote is at version {alias._version}; expected version {version}")
-
-
-def hidden(saved: list, seen: list) -> list:
-    """Aliases of the saved tensors that are also `seen` by the program and have no history. If the program's next write gave one of
-    these a history, the engine could not give it back, not even by way of a hook."""
-    seen = {id(t) for t in seen}
-    return [s.detach() if isinstance(s, torch.Tensor) and not s.requires_grad and id(s) in seen else s for s in saved]
 
 
 def alias_of(x: torch.Tensor) -> torch.Tensor:
@@ -239,10 +248,14 @@ class Region:
         self.given = picker(joint.differentiable)               # of the tangents of all results
         arity, places = sum(n.op == "placeholder" for n in halves.forward.graph.nodes), {i: k for k, i in enumerate(joint.gradients)}
         self.spread = picker([places.get(i, -1) for i in range(arity)])      # of all gradients and None: one for each input
+        inputs = [n.meta["val"] for n in joint.gm.graph.find_nodes(op="placeholder") if "tangent" not in n.meta]
+        tensors = [i for i, val in enumerate(inputs) if isinstance(val, torch.Tensor)]
+        self.edges = [tensors.index(i) for i in joint.gradients]        # the place of each gradient among the edges of the node
         self.layouts = _tangent_layouts(joint)
         forms = [n.meta["tangent"] for n in joint.gm.graph.nodes if "tangent" in n.meta]
         self.sizes_of = [(i, form) for i, form, layout in zip(joint.differentiable, forms, self.layouts) if layout is None]
         self.every = frozenset(range(len(joint.differentiable)))
+        self.several = len(self.every) > 1 or len(joint.gradients) > 1      # may somebody ask for a part of the gradients?
         self.complex = complex_results(joint)
         outputs, saved = len(halves.forward.graph.output_node().args[0]), halves.saved_inputs
         extra = iter(range(self.results, outputs))
@@ -257,7 +270,6 @@ class Region:
         usual = len(self.every) == 1 and self.order and not self.numbers
         self.only = joint.differentiable[0] if usual else None      # the one result with a gradient
         self.again = again
-        inputs = [n.meta["val"] for n in joint.gm.graph.find_nodes(op="placeholder") if "tangent" not in n.meta]
         self.inputs = Inputs(inputs, saved, again)
 
     def layouts_of(self, ctx, absent: frozenset) -> list:
@@ -291,19 +303,16 @@ def run_forward(region: Region, ctx, *inputs):
         saved = [s.clone() if i in region.inference else s for i, s in enumerate(saved)]
     if region.aliased:
         saved = [alias_of(s) if i in region.aliased else s for i, s in enumerate(saved)]
-    hooked, several = hooks_see(), len(region.every) > 1
-    if several:
-        saved = hidden(saved, [*inputs, *(outputs[i] for i in region.plain)])
     tensors = saved
     if region.numbers:
         ctx.numbers = [saved[i] for i in region.numbers]
         tensors = [saved[i] for i in region.order]
     ctx.save_for_backward(*tensors)
-    if hooked:
+    if hooks_see():
         ctx.hooked, ctx.saved_layouts = True, [layout_of(t) for t in tensors]
     elif joint.watched:                 # with hooks the engine does not check; `finish` writes once more
         ctx.watched = [(inputs[i].detach(), version_of(inputs[i]) + (i in joint.written), t) for i, t in joint.watched.items()]
-    if several:
+    if region.several and not ctx.hooked:
         ctx.versions = [t._version for t in tensors]
     ctx.set_materialize_grads(False)
     results = tuple(outputs[:count]) if region.new else as_new(outputs[:count], region.complex)
@@ -333,38 +342,44 @@ def run_backward(region: Region, ctx, *tangents):
     if region.only is not None and not (retained or ctx.hooked or ctx.watched or torch.is_grad_enabled()):
         tangent = tangents[region.only]
         if tangent is not None and has_memory(tangent):
-            return run_once(region, ctx, tangent)
+            try:
+                arguments = [*ctx.saved_tensors]
+            except RuntimeError:        # of what nobody needs, it may be
+                pass
+            else:
+                return run_once(region, ctx, arguments, tangent)
     given = region.given(tangents)
     absent = frozenset([k for k, t in enumerate(given) if t is None] if type(None) in map(type, given) else ())
     if len(absent) == len(given):       # a graph was on the way here that in eager is none: what was saved may be written
         return region.spread([None] * (len(joint.gradients) + 1))
     if ctx.watched:
         check_watched(ctx.watched, absent)
-    compiled, reads = region.backward(absent)
+    tensors, written = saved_tensors(region, ctx, absent)
+    compiled, unasked = version_for(region, ctx, absent, written)
     again = torch.is_grad_enabled()                 # may somebody differentiate what is computed here?
-    arguments, kept, leading = take_saved(region, ctx, absent, reads, retained, again)
-    found = inputs_again(region, ctx, arguments) if again else "nobody may ask"
+    missing = absent, unasked or gradients_unasked(region, ctx) if again else unasked
+    arguments, kept, leading = take_saved(region, ctx, tensors, absent, retained, again)
+    found = inputs_again(region, ctx, missing, arguments, written) if again else "nobody may ask"
     leading += arguments if again else []
     present = [t for t in given if t is not None] if absent else [*given]
     many = not all(map(has_memory, present))
     if many and type(found) is list:
         with drawing_again(ctx.states):
-            return region.spread((*region.again.in_eager(absent, many)(*map(separate, found), *present), None))
+            return region.spread((*region.again.in_eager(missing, many)(*map(separate, found), *present), None))
     copied = getattr(compiled, "overwritten", ())
     if copied and not (ctx.hooked or retained):
         copied = (region.shared | kept).intersection(copied)
     if many:
-        compiled = region.backward.interpreted(absent)
+        compiled = region.backward.interpreted(absent, unasked)
     gradients = with_grad_mode(False, call_backward, compiled, arguments, copied, present, None if many else region.layouts_of(ctx, absent))
     if again:
-        gradients = with_history(region, ctx, absent, found, gradients, present, leading)
+        gradients = with_history(region, ctx, missing, found, gradients, present, leading)
     return region.spread((*gradients, None))
 
 
-def run_once(region: Region, ctx, tangent: torch.Tensor):
-    """`run_backward` of the one tangent, where nothing is needed after it."""
+def run_once(region: Region, ctx, arguments: list, tangent: torch.Tensor):
+    """`run_backward` of the one tangent on what was saved, where nothing is needed after it."""
     compiled, _ = region.backward(frozenset())
-    arguments = [*ctx.saved_tensors]
     ctx.maybe_clear_saved_tensors()
     ctx.noted = None
     copied = getattr(compiled, "overwritten", ())
@@ -384,23 +399,28 @@ def call_backward(compiled: Callable, arguments: list, copied, tangents: list, l
     return call_compiled(compiled, arguments)
 
 
-def inputs_again(region: Region, ctx, saved: list) -> list | str:
-    """The inputs of the region, or why nothing can be computed from them again."""
+def inputs_again(region: Region, ctx, missing: Missing, saved: list, written: set[int]) -> list | str:
+    """The inputs of the region, or why nothing can be computed from them again. written: which of the `saved` were, since."""
     if ctx.states is None:
         return "it drew random numbers while a CUDA graph was captured"
-    if ctx.modified is not None and any_written(ctx, region.order, [saved[i] for i in region.order], region.inputs.read_again):
+    needed = region.again.needed(*missing)
+    if any(i in needed and place in written for i, place in region.inputs.saved.items()):
         return WRITTEN_SINCE
-    return region.inputs.find(ctx, ctx.noted, saved)
+    return region.inputs.find(ctx, ctx.noted, saved, needed)
 
 
-def with_history(region: Region, ctx, absent: frozenset, found: list | str, gradients, present: list, leading: list) -> list:
-    """The gradients, with a derivative, or an error in its place. present: the tangents; leading: tensors that lead back to the inputs."""
+def with_history(region: Region, ctx, missing: Missing, found: list | str, gradients, present: list, leading: list) -> list:
+    """The gradients, with a derivative, or an error in its place. missing: the tangents that are absent, and the gradients that nobody
+    asks for; present: the other tangents; leading: tensors that lead back to the inputs."""
+    absent, unasked = missing
+    gradients = [None if k in unasked else g for k, g in enumerate(gradients)]
     if isinstance(found, str):
         derive, causes = functools.partial(refuse, found), present + leading
     else:
-        template = [torch.Tensor if isinstance(x, torch.Tensor) and (x.requires_grad or i in region.again.needed) else x
+        needed = region.again.needed(*missing)
+        template = [torch.Tensor if isinstance(x, torch.Tensor) and (x.requires_grad or i in needed) else x
                     for i, x in enumerate(found)]
-        derive = functools.partial(derive_again, region.again, absent, template, ctx.states)
+        derive = functools.partial(derive_again, region.again, missing, template, ctx.states)
         causes = [x for x, form in zip(found, template) if form is torch.Tensor] + present
     causes = [t for t in causes if isinstance(t, torch.Tensor)]
     if not any(t.requires_grad for t in causes):
@@ -409,7 +429,7 @@ def with_history(region: Region, ctx, absent: frozenset, found: list | str, grad
         [i for i, x in enumerate(found) if isinstance(x, torch.Tensor) and x.requires_grad]
     tangents = [k for k in range(len(region.joint.differentiable)) if k not in absent]
     live = sum([1 << i for i in inputs] + [1 << region.inputs.count + k for k, t in zip(tangents, present) if t.requires_grad])
-    known = [(g, behind & live) for g, behind in zip(gradients, region.again.behind) if g is not None]
+    known = [(g, behind & live) for g, behind in zip(gradients, region.again.behind(absent)) if g is not None]
     plain = [k for k, (_, history) in enumerate(known) if not history]
     known = iter(Derivative.apply(derive, len(known), plain, *[g for g, _ in known], *causes))
     return [g if g is None else next(known) for g in gradients]
@@ -419,20 +439,18 @@ def with_history(region: Region, ctx, absent: frozenset, found: list | str, grad
 # `take_saved` also decides what may be freed. If several outputs have gradients, the program can call `backward()`
 # on one after the other. Those that are still possible are `alive`, and what they will read is kept.
 #
-# Read it in this order. The tensors come from the engine, once. If somebody will differentiate the gradients (`again`), something must
+# Read it in this order. If somebody will differentiate the gradients (`again`), something must
 # lead to the inputs, or an error would not reach whoever asks for their derivative: parameters are at the engine's nodes, and what `note`
 # has kept of other inputs has their history. What other outputs may still need is noted in `kept` and stays
 # on `ctx`. Tensors that a hook has given back are brought into their layout. Numbers go to their places among them. The engine may
 # then let go of everything.
 
 # %%
-def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained: bool, again: bool) -> tuple[list, set[int], list]:
+def take_saved(region: Region, ctx, tensors: list, absent: frozenset, retained: bool, again: bool) -> tuple[list, set[int], list]:
     """(the saved values, `kept`, and, if somebody may differentiate `again`, tensors that depend on the inputs of the region as its
-    gradients do); what nobody will need again is let go of. The engine is asked once: a checkpoint gives each tensor back once."""
+    gradients do); what nobody will need again is let go of. tensors: what was saved; the engine is asked once, since a checkpoint gives
+    each tensor back once."""
     joint, order, every = region.joint, region.order, region.every
-    if not order and not every - absent <= ctx.alive:
-        raise RuntimeError(TWICE)
-    tensors = saved_tensors(ctx, order, reads, every - absent) if order else []
     leading = []
     if again:
         leading = [node.variable for node, _ in ctx.next_functions if hasattr(node, "variable")] + [lead for _, _, lead in ctx.noted[0]]

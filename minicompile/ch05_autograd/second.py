@@ -51,6 +51,7 @@ from ..errors import MinicompileError, Unsupported
 from ..interrupts import as_compiler
 from .cleanup import is_random
 from .joint import Joint
+from .undefined import without_tangents
 
 aten = torch.ops.aten
 
@@ -63,6 +64,9 @@ aten = torch.ops.aten
 # An input that the program writes is copied first, for it is not to be written again.
 
 # %%
+Missing = tuple[frozenset, frozenset]       # the tangents that are absent, and the gradients that nobody asks for, by their positions
+
+
 def engine(outputs, inputs, tangents):
     """One call of the autograd engine, whose results it can differentiate again."""
     with backward_pass(), backward_state(), torch.enable_grad():
@@ -79,8 +83,10 @@ def base_of(view: torch.Tensor) -> torch.Tensor:
     return view._base
 
 
-def gradient_program(gm: fx.GraphModule, joint: Joint, absent: frozenset) -> fx.GraphModule:
-    """The captured graph `gm`, followed by a call of the engine: (inputs, present tangents) -> gradients."""
+def gradient_program(gm: fx.GraphModule, joint: Joint, missing: Missing) -> fx.GraphModule:
+    """The captured graph `gm`, followed by a call of the engine: (inputs, present tangents) -> gradients, None where nobody
+    asks for one."""
+    absent, unasked = missing
     graph, env = fx.Graph(), {}
     inputs = gm.graph.find_nodes(op="placeholder")
     given = [graph.placeholder(node.name) for node in inputs]
@@ -100,23 +106,30 @@ def gradient_program(gm: fx.GraphModule, joint: Joint, absent: frozenset) -> fx.
         whole = isinstance(outputs, fx.Node)            # the program is one call
         found = graph.call_function(operator.getitem, (env[outputs], place)) if whole else env[outputs[place]]
         return graph.call_function(base_of, (found,)) if is_view else found
-    call = graph.call_function(engine, ([*map(result, present)], [given[i] for i in joint.gradients], tangents))
-    graph.output(tuple([graph.call_function(operator.getitem, (call, k)) for k in range(len(joint.gradients))]))
+    asked = [k for k in range(len(joint.gradients)) if k not in unasked]
+    call = graph.call_function(engine, ([*map(result, present)], [given[joint.gradients[k]] for k in asked], tangents))
+    gradients = {k: graph.call_function(operator.getitem, (call, place)) for place, k in enumerate(asked)}
+    graph.output(tuple([gradients.get(k) for k in range(len(joint.gradients))]))
     return graph_module(gm, graph)
 
 
 # %% [markdown]
 # `behind_gradients` follows the gradients back through the graph, to all that they are computed from. The running statistics of a batch
-# norm in training are not among them, also where it is still one operator (`read_by`), so such an input may hold anything by now.
+# norm in training are not among them, also where it is still one operator (`read_by`), so such an input may hold anything by now. Nor is
+# what is read only where an absent tangent leads.
 
 # %%
-def behind_gradients(joint: Joint) -> list[int]:
-    """For each gradient of a region the placeholders, inputs and then tangents, that it depends on: a sum of `1 << position`."""
-    placeholders = {node: 1 << i for i, node in enumerate(joint.gm.graph.find_nodes(op="placeholder"))}
-    behind: dict = {None: 0}
-    for node in joint.gm.graph.nodes:
-        behind[node] = placeholders.get(node) or functools.reduce(operator.or_, [behind[a] for a in read_by(node)], 0)
-    return [behind[g] for g in joint.gm.graph.output_node().args[0][-len(joint.gradients):]]
+def behind_gradients(joint: Joint, absent: frozenset) -> list[int]:
+    """For each gradient of a region, without the tangents at the positions `absent`, the placeholders, inputs and then tangents, that it
+    depends on: a sum of `1 << position`."""
+    placeholders = joint.gm.graph.find_nodes(op="placeholder")
+    tangents, gm = [n.name for n in placeholders if "tangent" in n.meta], joint.gm
+    if absent:
+        gm = without_tangents(gm, {tangents[k] for k in absent})
+    bits, behind = {node.name: 1 << i for i, node in enumerate(placeholders)}, {None: 0}
+    for node in gm.graph.nodes:
+        behind[node] = bits.get(node.name) or functools.reduce(operator.or_, [behind[a] for a in read_by(node)], 0)
+    return [behind[g] for g in gm.graph.output_node().args[0][-len(joint.gradients):]]
 
 
 def read_by(node: fx.Node) -> Sequence[fx.Node]:
@@ -168,7 +181,8 @@ def drawing_again(states: Sequence):
 # ## The region again
 #
 # `Again` belongs to a region. It remembers how the region was compiled, and compiles one program for each set of absent
-# tangents, and of the strides that the others have. The program is recorded as the region was, under the autocast of that time,
+# tangents and of gradients that nobody asks for (`missing`), and of the strides that the other tangents have. The program is recorded as
+# the region was, under the autocast of that time,
 # and not of the backward pass. The fakes of the inputs are those of the region. If sizes vary, they are made from the present
 # inputs, one program for each set of sizes, since it is too late for new guards. What cannot be compiled, and what comes after `MOST`
 # programs, runs operator by operator, in eager.
@@ -190,19 +204,24 @@ def transforms() -> torch._C.DispatchKeySet:
 
 
 class Again:
-    """The gradients of a region, as a function that can be differentiated: `again(absent, inputs, tangents)`. stage: `compile_training`.
+    """The gradients of a region, as a function that can be differentiated: `again(missing, inputs, tangents)`. stage: `compile_training`.
     parameters: inputs that are leaves and have gradients, so that the engine has a node for them; apart: those that have none, which
     come detached; last: whether this is one of the programs above, whose inputs are all kept."""
 
     def __init__(self, gm, fakes, joint: Joint, stage: Callable, compile_aten, prepare, parameters: set[int], apart: set[int], last: bool):
         self.fakes, self.arguments = fakes, (getattr(compile_aten, "__wrapped__", compile_aten), prepare)
-        self.program = functools.cache(functools.partial(gradient_program, gm, joint))          # for each set of absent tangents
+        self.program = functools.cache(functools.partial(gradient_program, gm, joint))          # for what is missing
         self.parameters, self.apart, self.last = parameters, apart, last
         names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
-        self.behind, count = behind_gradients(joint), sum("tangent" not in n.meta for n in joint.gm.graph.find_nodes(op="placeholder"))
-        together = functools.reduce(operator.or_, self.behind)
-        self.needed = {i for i in range(count) if together >> i & 1}
-        self.overwritten = {i for i in self.needed if names[i] in joint.mutated}
+        self.behind = behind = functools.cache(functools.partial(behind_gradients, joint))      # for each set of absent tangents
+        count = sum("tangent" not in n.meta for n in joint.gm.graph.find_nodes(op="placeholder"))
+
+        @functools.cache
+        def needed(absent: frozenset, unasked: frozenset) -> set[int]:
+            together = functools.reduce(operator.or_, [bits for k, bits in enumerate(behind(absent)) if k not in unasked], 0)
+            return {i for i in range(count) if together >> i & 1}
+        self.needed = needed                            # the inputs that the gradients depend on
+        self.overwritten = {i for i in needed(frozenset(), frozenset()) if names[i] in joint.mutated}
         self.exposed = {i for i, name in enumerate(names) if name in joint.exposed}
         self.generators = generators_of(joint)
         self.stage, self.known, self.lock, self.context = stage, {}, threading.Lock(), contextvars.copy_context()
@@ -224,35 +243,35 @@ class Again:
         self.ahead -= 1
         return self.captured(*inputs)
 
-    def __call__(self, absent: frozenset, inputs: Sequence, tangents: Sequence):
+    def __call__(self, missing: Missing, inputs: Sequence, tangents: Sequence):
         if self.captured is not None:
-            return self.in_eager(absent)(*inputs, *tangents)
+            return self.in_eager(missing)(*inputs, *tangents)
         sizes = tuple([tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in inputs]) if self.vary else ()
-        key = absent, sizes, tuple([(t.requires_grad, t.stride()) for t in tangents])
+        key = missing, sizes, tuple([(t.requires_grad, t.stride()) for t in tangents])
         with self.lock:
             run = self.known.get(key)
             if run is None and len(self.known) < MOST:
-                run = self.known[key] = as_compiler(self.context.copy().run, self.build, absent, inputs, tangents)
-        return (run or self.in_eager(absent))(*inputs, *tangents)
+                run = self.known[key] = as_compiler(self.context.copy().run, self.build, missing, inputs, tangents)
+        return (run or self.in_eager(missing))(*inputs, *tangents)
 
     @contextlib.contextmanager
     def as_recorded(self):
         with torch.enable_grad(), torch.autocast("cpu", *self.autocast[0][1:]), torch.autocast("cuda", *self.autocast[1][1:]):
             yield
 
-    def build(self, absent, inputs, tangents) -> Callable:
+    def build(self, missing, inputs, tangents) -> Callable:
         models = inputs if self.vary else self.fakes
         given = [fake_like(x, f.requires_grad) if isinstance(x, torch.Tensor) else x for x, f in zip(models, self.fakes)]
         given += [fake_like(t, t.requires_grad) for t in tangents]
         try:
             with self.as_recorded():
-                return self.stage(self.program(absent), given, *self.arguments, last=True)
+                return self.stage(self.program(missing), given, *self.arguments, last=True)
         except Unsupported:
-            return self.in_eager(absent)
+            return self.in_eager(missing)
 
-    def in_eager(self, absent, many: bool = False) -> Callable:
+    def in_eager(self, missing, many: bool = False) -> Callable:
         """many: under `vmap`, where each tangent stands for many, and the region is computed once, as before."""
-        program = self.program(absent)
+        program = self.program(missing)
 
         def on_node(node, args, kwargs):
             with contextlib.nullcontext() if node.target is engine else torch._C._ExcludeDispatchKeyGuard(transforms()):
@@ -303,7 +322,6 @@ class Inputs:
     def __init__(self, vals: Sequence, saved: Sequence, again: Again):
         tensors = [i for i, val in enumerate(vals) if isinstance(val, torch.Tensor)]
         self.again, self.count, self.saved = again, len(vals), {i: place for place, i in enumerate(saved) if i is not None}
-        self.read_again = {place for i, place in self.saved.items() if i in again.needed}
         unsaved = [i for i in range(self.count) if i not in self.saved]
         self.leaves = [(i, tensors.index(i)) for i in unsaved if i in again.parameters - again.overwritten]
         self.numbers = [i for i in unsaved if i not in tensors]
@@ -328,8 +346,8 @@ class Inputs:
             x = copied(x)
         return x, version_of(x), x
 
-    def find(self, ctx, noted, saved: Sequence) -> list | str:
-        """The inputs, or why they cannot be had."""
+    def find(self, ctx, noted, saved: Sequence, needed: set[int]) -> list | str:
+        """The inputs, or why they cannot be had. needed: those that have to be as they were."""
         others, numbers, versions = noted
         found = {i: saved[place] for i, place in self.saved.items()} | dict(zip(self.numbers, numbers))
         watched = {i: (getattr(ctx.next_functions[k][0], "variable", None), version) for (i, k), version in zip(self.leaves, versions)}
@@ -338,7 +356,7 @@ class Inputs:
             if x is None:
                 lost = i in self.again.overwritten
                 return "it overwrites a large input that its gradients depend on" if lost else "one of its inputs is not alive any more"
-            if i in self.again.needed and version_of(x) != version:
+            if i in needed and version_of(x) != version:
                 return WRITTEN_SINCE
             found[i] = x
         return [self.as_it_stays(i, found[i]) for i in range(self.count)]
@@ -393,7 +411,7 @@ def separate(x):
     return x.view_as(x) if isinstance(x, torch.Tensor) and x.requires_grad else x
 
 
-def derive_again(again: Again, absent: frozenset, template: list, states: list, tensors, seconds) -> list:
+def derive_again(again: Again, missing: Missing, template: list, states: list, tensors, seconds) -> list:
     """Gradients for `tensors`, inputs and tangents, of what `again` computes from them. template: its arguments, without tensors;
     states: of the generators, before the region drew from them."""
     create = torch.is_grad_enabled()
@@ -404,7 +422,7 @@ def derive_again(again: Again, absent: frozenset, template: list, states: list, 
         inputs = [next(rest) if x is torch.Tensor else x for x in template]
         many = not all(has_memory(s) for s in seconds if s is not None)
         with drawing_again(states), torch._C._ExcludeDispatchKeyGuard(transforms()) if many else contextlib.nullcontext():
-            computed = again(absent, inputs, [resolved(t) for t in rest])
+            computed = again(missing, inputs, [resolved(t) for t in rest])
         pairs = [(g, s) for g, s in zip([g for g in computed if g is not None], seconds, strict=True) if s is not None and g.requires_grad]
         wanted = [t for t in tensors if t.requires_grad]
         if not pairs or not wanted:
