@@ -219,6 +219,7 @@ def run_instructions(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> 
     if thrown is not None:
         at = steps[max(frame.ip - 1, 0)][2]
         note_passage(frame, at, thrown)
+        chain(thrown, frame.handling)
         if not unwind(frame, at.offset, thrown):
             raise UserError(thrown)
     tx.frames.append(frame)
@@ -262,9 +263,10 @@ def run_instructions(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> 
 
 
 # %% [markdown]
-# Four helpers around exceptions. The first notes what CPython notes on an exception when an instruction raises it: what was being
-# handled then, and, by the second, an entry of the traceback that the exception will have if it ever leaves the
-# trace. There is one for each frame that it comes through, but not where it is raised again as it was. The last lets a
+# Helpers around exceptions. The first notes what CPython notes on an exception when an instruction raises it: what was being
+# handled then (`chain`), and, by `note_passage`, an entry of the traceback that the exception will have if it ever leaves the
+# trace. There is one for each frame that it comes through, but not where it is raised again as it was. An exception that is thrown
+# into a generator is chained to what *that* is handling, not to what its caller is. The last lets a
 # handler try something that may raise in the traced program, for example `next()` at the end of an iterator.
 
 # %%
@@ -273,9 +275,20 @@ def note_raise(tx: Tracer, frame: Frame, instruction, exc: ExcVal) -> None:
     if not reraises and not (raises and instruction.arg == 0):
         note_passage(frame, instruction, exc)
     handled = handled_exception(tx)
-    if (raises or not (exc.seen or reraises)) and handled not in (None, exc):
-        exc.context = handled
+    if raises or not (exc.seen or reraises):
+        chain(exc, handled)
     exc.seen = True
+
+
+def chain(exc: ExcVal, handled: AbstractValue) -> None:
+    """`exc` is raised while `handled` is being handled. Where that one came from `exc` itself, its own chain is cut."""
+    if handled not in (NONE, exc):
+        link, met = handled, set()
+        while type(link) is ExcVal and id(link) not in met:
+            met.add(id(link))
+            link.context = None if link.context is exc else link.context
+            link = link.context
+        exc.context = handled
 
 
 def note_passage(frame: Frame, instruction, exc: ExcVal) -> None:
@@ -287,9 +300,9 @@ def note_passage(frame: Frame, instruction, exc: ExcVal) -> None:
         exc.traceback = TracebackVal(passed=(*before.passed, passed))
 
 
-def handled_exception(tx: Tracer) -> AbstractValue | None:
-    """What `sys.exception()` is: the exception in whose handler the program is, or None."""
-    return next((f.handling for f in reversed(tx.frames) if f.handling is not NONE), None)
+def handled_exception(tx: Tracer) -> AbstractValue:
+    """What `sys.exception()` is: the exception in whose handler the program is."""
+    return next((f.handling for f in reversed(tx.frames) if f.handling is not NONE), NONE)
 
 
 def unless_raised(cls, function):
@@ -436,6 +449,8 @@ def advance(tx, generator: GenVal, sent: AbstractValue = NONE, thrown: ExcVal | 
     frame = generator.frame
     if frame in tx.frames:
         user_error(ValueError, "generator already executing")
+    if thrown is not None:
+        thrown.seen = True                           # so what whoever throws is handling is not its context
     if thrown is not None and (generator.done or not generator.started):
         if not generator.done:
             note_passage(frame, frame.decoded.instructions[0], thrown)

@@ -80,6 +80,94 @@ def exception_raised_twice(x):
     return y, same, repr(made.__context__), made.__traceback__ is not None
 
 
+def chain_of(error):
+    words = []
+    while error is not None and len(words) < 5:
+        words.append(repr(error))
+        error = error.__context__
+    return words
+
+
+def caught(function, *args):
+    try:
+        return function(*args)
+    except Exception as error:
+        return chain_of(error)
+
+
+@program
+def contexts_of_exceptions(x):
+    def again(first, second, third):
+        try:
+            raise first
+        except ValueError:
+            try:
+                raise second
+            except KeyError:
+                try:
+                    raise third
+                except IndexError:
+                    raise first
+
+    def circle(first, second):
+        first.__context__, second.__context__ = second, first
+        try:
+            raise first
+        except ValueError:
+            raise IndexError(4)
+    return x + 1, caught(again, ValueError(1), KeyError(2), IndexError(3)), caught(circle, ValueError(1), KeyError(2))
+
+
+@program
+def contexts_of_exceptions_thrown(x):
+    def handling():
+        try:
+            raise KeyError(1)
+        except KeyError:
+            yield
+
+    def looking():
+        try:
+            yield
+        except ValueError as error:
+            yield chain_of(error)
+
+    def closed():
+        try:
+            raise KeyError(1)
+        except KeyError:
+            try:
+                yield
+            except GeneratorExit as error:
+                found.append(chain_of(error))
+                raise
+
+    def thrown(generator, steps):
+        for _ in range(steps):
+            next(generator)
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            return generator.throw(ValueError(2))
+
+    found = []
+    generator = closed()
+    next(generator)
+    generator.close()
+    return x + 1, found, caught(thrown, handling(), 1), caught(thrown, looking(), 1), caught(thrown, looking(), 0)
+
+
+@program
+def tracebacks_given(x):
+    try:
+        raise IndexError
+    except IndexError as error:
+        traceback = error.__traceback__
+    first, second = ValueError().with_traceback(traceback), ValueError()
+    second.__traceback__ = traceback
+    return x + 1, first.__traceback__ is traceback, second.__traceback__ is traceback, KeyError().with_traceback(None).__traceback__
+
+
 @program
 def exceptions_rebuilt(x):
     def ends():

@@ -839,6 +839,24 @@ def dict_views_are_live(x):
         k.isdisjoint({"zz"}), 2 in v, list(reversed(k)), k.mapping["a"]
 
 
+class ComparesBadly:
+    def __eq__(self, other):
+        raise RuntimeError
+
+
+@program
+def dict_views_of_what_has_no_hash(x):
+    few, more, bad, out = {1: [2]}, {1: [2], 3: x}, {1: ComparesBadly()}, []
+    for one, other in ((few.items(), {1: [2]}.items()), (few.items(), more.items()), (few.items(), {1}), (few.items(), few.keys()),
+                       ({(1, 2), 3}, few.keys()), (bad.items(), {1: ComparesBadly()}.items())):
+        for compare in operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, lambda a, b: a.isdisjoint(b):
+            try:
+                out.append(compare(one, other))
+            except (RuntimeError, TypeError) as error:
+                out.append(repr(error))
+    return x + 1, out
+
+
 @program
 def dict_changed_during_iteration(x):
     d = {"a": 1}

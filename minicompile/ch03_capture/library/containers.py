@@ -20,10 +20,10 @@ from ..comparisons import Deputy, deputies, truth
 from ..effects import touch
 from ..exceptions import user_error, user_errors
 from ..interpreter import advance, unless_raised
-from ..iterate import next_value, unpack, values_of
+from ..iterate import length, next_value, unpack, values_of
 from ..keys import entries, guard_keys, key_of, value_of_key
 from ..protocol import METHODS, as_dict, method
-from ..subscripts import delete_item, get_item, index_of, is_missing, set_item
+from ..subscripts import contains, delete_item, get_item, index_of, is_missing, set_item
 from ..tracer import call, unsupported
 from ..values import (
     Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, TRUE,
@@ -193,18 +193,29 @@ for _kind in ("keys", "values", "items"):
     method(DictVal, _kind)(lambda tx, self, kind=_kind: ViewVal(of=self, kind=kind))
 
 
-def view_method(name):
-    """A comparison with a set, for views, which is that of a set."""
-    @method(ViewVal, name)
+OF_LENGTHS = {"eq": operator.eq, "ne": operator.eq, "lt": operator.lt, "le": operator.le, "gt": operator.lt, "ge": operator.le}
+
+
+def view_comparison(name, of_lengths):
+    """A comparison with a set or another view goes by lengths, then item by item: an item needs no hash for that."""
+    @method(ViewVal, f"__{name}__")
     def operate(tx, self, other):
-        if self.kind != "values":
-            is_set = name != "isdisjoint" and not (type(other) is ViewVal and other.kind != "values")
-            return METHODS[SetVal, name](tx, set_of(tx, self), other if is_set else set_of(tx, other))
+        views = [v for v in (self, other) if type(v) is ViewVal]
+        if type(other) not in (SetVal, ViewVal) or any(v.kind == "values" for v in views):
+            return None
+        some, all_of = (other, self) if name in ("gt", "ge") else (self, other)
+        answer = of_lengths(length(tx, some).value, length(tx, all_of).value) and all(contains(tx, all_of, v) for v in unpack(tx, some))
+        return boolean(answer != (name == "ne"))
 
 
-SET_OPERATORS, COMPARISONS = ("or", "and", "sub", "xor"), ("eq", "ne", "lt", "le", "gt", "ge")
-for _name in (*(f"__{name}__" for name in COMPARISONS), "isdisjoint"):
-    view_method(_name)
+for _name, _of_lengths in OF_LENGTHS.items():
+    view_comparison(_name, _of_lengths)
+
+
+@method(ViewVal, "isdisjoint")
+def view_isdisjoint(tx, self, other):
+    if self.kind != "values":
+        return boolean(not any(contains(tx, self, item) for item in unpack(tx, other)))
 
 
 # %% [markdown]
@@ -226,6 +237,7 @@ def view_of_keys(tx, value):
     return dict.fromkeys(keys).keys() if kind == "keys" else dict(keys).items() if kind == "items" else keys
 
 
+SET_OPERATORS = "or", "and", "sub", "xor"
 for _name in SET_OPERATORS:
     view_operator(f"__{_name}__", getattr(operator, f"__{_name}__"))
     view_operator(f"__r{_name}__", lambda view, rest, combine=getattr(operator, f"__{_name}__"): combine(rest, view))
@@ -379,7 +391,7 @@ def set_method(name, changes=False):
 
 
 for _name in ("union", "intersection", "difference", "symmetric_difference", "issubset", "issuperset", "isdisjoint",
-              *(f"__{side}{name}__" for name in SET_OPERATORS for side in ("", "r")), *(f"__{name}__" for name in COMPARISONS)):
+              *(f"__{side}{name}__" for name in SET_OPERATORS for side in ("", "r")), *(f"__{name}__" for name in OF_LENGTHS)):
     set_method(_name)
 for _name in ("update", "intersection_update", "difference_update", "symmetric_difference_update",
               *(f"__i{name}__" for name in SET_OPERATORS)):

@@ -73,7 +73,7 @@ FIELDS = {
 def with_traceback(tx, exc, traceback):
     if type(traceback) is not TracebackVal and traceback is not NONE:
         unsupported(tx, "the traceback of an exception from outside of the trace")
-    exc.traceback = traceback
+    exc.traceback, exc.seen = traceback, True
     return exc
 
 
@@ -203,7 +203,7 @@ def set_exception_attribute(tx, exc, name, value):
     if name in ("__cause__", "__context__"):
         setattr(exc, name.strip("_"), None if value is NONE else value)
     elif name == "__traceback__":
-        exc.traceback = value
+        exc.traceback, exc.seen = value, True
     elif name.startswith("__") or name == "args" or hasattr(type(found), "__set__") or \
             python_method(exc.cls, "__setattr__"):
         unsupported(tx, f"setting {name} of an exception")

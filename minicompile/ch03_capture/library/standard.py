@@ -369,7 +369,7 @@ HANDLED[sys.getrecursionlimit] = lambda tx: const(answer(tx, sys.getrecursionlim
 @handles(sys.exception)
 def current_exception(tx):
     exc = handled_exception(tx)
-    if exc is None and sys.exception() is None:          # nor is the caller in a handler
+    if exc is NONE and sys.exception() is None:          # nor is the caller in a handler
         return const(answer(tx, sys.exception))
     return exc if type(exc) is ExcVal else unsupported(tx, "an exception caught outside of the trace")
 
