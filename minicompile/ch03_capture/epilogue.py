@@ -355,8 +355,10 @@ def iterator_at(container, taken: int):
 # %%
 @reconstructs(ObjVal)
 def object_text(ep, value):
-    if value.cls in ep.tx.classes.made or isinstance(value.real, type) and value.real in ep.tx.classes.made:
-        refuse_to_leave(ep, f"{describe(value)}, of a class made by the trace,", value)
+    bound = type(value.real) in (types.BuiltinFunctionType, types.MethodWrapperType)           # a class method in C
+    cls = value.real.__self__ if bound else value.real
+    if value.cls in ep.tx.classes.made or isinstance(cls, type) and cls in ep.tx.classes.made:
+        refuse_to_leave(ep, f"{describe(value)}, of a class made by the trace,", ep.tx.objects.tracked[id(cls)] if bound else value)
     if value.real is not None:
         kind = type(value.real)
         if kind.__module__.startswith("torch.autograd") or "Backward" in kind.__name__:

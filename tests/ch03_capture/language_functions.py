@@ -857,6 +857,14 @@ def dict_views_of_what_has_no_hash(x):
     return x + 1, out
 
 
+@program(breaks=True)
+def class_method_in_c_of_a_new_class(x):
+    class Wrapping(dict):
+        def __setitem__(self, key, value):
+            super().__setitem__(key, (value,))
+    return dict(Wrapping.fromkeys("ab", x + 1))
+
+
 @program
 def dict_changed_during_iteration(x):
     d = {"a": 1}
