@@ -358,10 +358,15 @@ def history_of(outputs: Sequence) -> set:
                    lambda node: filter(None, (before for before, _ in node.next_functions)))
 
 
+def is_kept_error(node) -> bool:
+    """Autograd keeps the error of `@once_differentiable` as a node, which leads to no leaf."""
+    return node.name() == "torch::autograd::Error"
+
+
 def raise_kept_errors(outputs: Sequence) -> None:
-    """Raise what `backward()` would: autograd keeps the error of `@once_differentiable` as a node, which leads to no leaf."""
+    """Raise what `backward()` would."""
     for node in history_of(outputs):
-        if node.name() == "torch::autograd::Error":
+        if is_kept_error(node):
             node(*[None] * len(node._input_metadata))
 
 

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .. import logs
 from ..ch01_graphs.fake import Enter, FakeTensor, fake_like, storage_key
 from ..ch01_graphs.floats import NAMESPACE, Float, float_text, free_names
-from ..ch01_graphs.graph import history_of, raise_kept_errors
+from ..ch01_graphs.graph import history_of, is_kept_error, raise_kept_errors
 from ..ch01_graphs.layouts import each_has_its_place, is_dense, is_window, length_of
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr
@@ -201,6 +201,28 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
     joint = _finish(recorded, joint, entries, returned)
     joint.hidden = [i for i in joint.copied if entries[i]._version == versions[i]]
     return joint
+
+
+# %% [markdown]
+# What follows is for programs that end with a call of the engine, the gradients of `second.py`: which of them can be differentiated, and
+# for what. The graph does not tell. A maximum is read where its gradient is computed, but only to see where it was.
+
+# %%
+def placeholders_leading(gm: fx.GraphModule, fakes: Sequence) -> list[set[int]]:
+    """For each output of `gm` the positions of the placeholders that its history leads to; all of them where it ends in an error, to which
+    whoever asks has to come. Raises Unsupported."""
+    recorder = Recorder()
+    entries, leaves, _ = record_inputs(recorder, gm, fakes)
+    with _tracing(recorder):
+        outputs = run_recorded(recorder, gm, entries, calls_operators_of(gm))
+    position = {id(leaf): i for i, leaf in leaves.items()}
+
+    def leading(output) -> set[int]:
+        history = history_of([output]) if isinstance(output, torch.Tensor) else ()
+        if any(map(is_kept_error, history)):
+            return {*leaves}
+        return {position[id(node.variable)] for node in history if id(getattr(node, "variable", None)) in position}
+    return [leading(output) for output in outputs]
 
 
 # %% [markdown]

@@ -429,7 +429,7 @@ def with_history(region: Region, ctx, missing: Missing, found: list | str, gradi
         [i for i, x in enumerate(found) if isinstance(x, torch.Tensor) and x.requires_grad]
     tangents = [k for k in range(len(region.joint.differentiable)) if k not in absent]
     live = sum([1 << i for i in inputs] + [1 << region.inputs.count + k for k, t in zip(tangents, present) if t.requires_grad])
-    known = [(g, behind & live) for g, behind in zip(gradients, region.again.behind(absent)) if g is not None]
+    known = [(g, behind & live) for g, behind in zip(gradients, region.again.history(missing, found, present)) if g is not None]
     plain = [k for k, (_, history) in enumerate(known) if not history]
     known = iter(Derivative.apply(derive, len(known), plain, *[g for g, _ in known], *causes))
     return [g if g is None else next(known) for g in gradients]

@@ -50,7 +50,7 @@ from ..ch03_capture import hook
 from ..errors import MinicompileError, Unsupported
 from ..interrupts import as_compiler
 from .cleanup import is_random
-from .joint import Joint
+from .joint import Joint, placeholders_leading
 from .undefined import without_tangents
 
 aten = torch.ops.aten
@@ -224,6 +224,7 @@ class Again:
         self.overwritten = {i for i in needed(frozenset(), frozenset()) if names[i] in joint.mutated}
         self.exposed = {i for i, name in enumerate(names) if name in joint.exposed}
         self.generators = generators_of(joint)
+        self.inputs, self.histories = count, {}
         self.stage, self.known, self.lock, self.context = stage, {}, threading.Lock(), contextvars.copy_context()
         self.autocast = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
         self.vary = any(type(x) in (torch.SymInt, torch.SymFloat) for f in fakes
@@ -259,15 +260,39 @@ class Again:
         with torch.enable_grad(), torch.autocast("cpu", *self.autocast[0][1:]), torch.autocast("cuda", *self.autocast[1][1:]):
             yield
 
-    def build(self, missing, inputs, tangents) -> Callable:
+    def models(self, inputs: Sequence) -> list:
+        """Fakes to record a program with."""
         models = inputs if self.vary else self.fakes
-        given = [fake_like(x, f.requires_grad) if isinstance(x, torch.Tensor) else x for x, f in zip(models, self.fakes)]
-        given += [fake_like(t, t.requires_grad) for t in tangents]
+        return [fake_like(x, f.requires_grad) if isinstance(x, torch.Tensor) else x for x, f in zip(models, self.fakes)]
+
+    def build(self, missing, inputs, tangents) -> Callable:
+        given = self.models(inputs) + [fake_like(t, t.requires_grad) for t in tangents]
         try:
             with self.as_recorded():
                 return self.stage(self.program(missing), given, *self.arguments, last=True)
         except Unsupported:
             return self.in_eager(missing)
+
+    def history(self, missing: Missing, inputs: Sequence | str, tangents: Sequence) -> list[int]:
+        """For each gradient the inputs, and then the present tangents, for which it can be differentiated: a sum of `1 << position`. If the
+        inputs cannot be had, and none of the program was recorded before, all that the gradient depends on."""
+        if self.vary and isinstance(inputs, str):
+            return self.histories.get(missing) or self.behind(missing[0])
+        with self.lock:
+            if missing not in self.histories:
+                self.histories[missing] = as_compiler(self.context.copy().run, self.record, missing, inputs, tangents)
+        return self.histories[missing]
+
+    def record(self, missing, inputs, tangents) -> list[int]:
+        given = self.models(inputs) + [fake_like(t, True) for t in tangents]
+        absent, places = missing[0], [*range(self.inputs)]
+        places += [self.inputs + k for k in range(len(tangents) + len(absent)) if k not in absent]
+        try:
+            with self.as_recorded():
+                leading = placeholders_leading(self.program(missing), given)
+        except Unsupported:
+            return self.behind(absent)
+        return [sum(1 << places[i] for i in found) for found in leading]
 
     def in_eager(self, missing, many: bool = False) -> Callable:
         """many: under `vmap`, where each tangent stands for many, and the region is computed once, as before."""
@@ -378,7 +403,8 @@ class Inputs:
 # a history, they are computed from the inputs with theirs. Otherwise copies without a history will do, which keeps the engine from
 # walking on.
 #
-# A gradient that depends on nothing with a history, as that of a sum does if its tangent is a number, has none either.
+# A gradient that depends on nothing with a history, as that of a sum does if its tangent is a number, has none either. That of a maximum
+# depends on the input, but cannot be differentiated for it. What eager would say, a recording of the program knows (`history`).
 #
 # If the inputs could not be found, the node saves what leads to them, so that whoever asks for the second derivative reaches it, and gets
 # an error.

@@ -498,6 +498,27 @@ def test_a_gradient_that_nobody_asks_for_needs_nothing(f, asked, written):
     assert returned or written in asked
 
 
+SELECTING = {"amax": lambda x: x.amax(1), "median": lambda x: x.median(), "cummax": lambda x: x.cummax(1)[0],
+             "nanmean": lambda x: x.nanmean(), "clamp": lambda x: x.clamp(-1, 1), "where": lambda x: torch.where(x > 0, x, x * 2),
+             "sort": lambda x: x.sort(1)[0], "detach": lambda x: x.detach() * x, "pool": lambda x: F.avg_pool1d(x, 2),
+             "square": lambda x: x.square(),
+             "scatter": lambda x: torch.zeros(4, 4).scatter_reduce(1, torch.zeros(4, 4, dtype=torch.long), x, "amax")}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "decomposed"])
+@pytest.mark.parametrize("name", SELECTING)
+def test_a_gradient_has_a_history_where_eagers_has_one(name, backend):
+    """That of a maximum reads the input, and does not depend on it as a function that can be differentiated."""
+    def derive(f, square):
+        x = torch.linspace(-2, 2, 16).reshape(4, 4).sin().requires_grad_()
+        y = f(x)
+        slope, = torch.autograd.grad((y.square() if square else y).sum(), x, create_graph=True)
+        return slope.requires_grad, slope.detach(), torch.autograd.grad(slope.sum(), x)[0] if slope.requires_grad else None
+    compiled = minicompile.compile(SELECTING[name], backend=backend)
+    for square in False, True, False:
+        torch.testing.assert_close(derive(compiled, square), derive(SELECTING[name], square))
+
+
 def test_a_write_under_a_checkpoint_raises_what_eager_raises():
     def f(x):
         y = x.softmax(1)

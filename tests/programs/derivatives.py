@@ -65,7 +65,8 @@ shift = torch.linspace(0, 1, 3).double()
 
 # Not written, because a difference would be one of the limits in the README, or a question that eager leaves open:
 # - hooks on what an operator has computed that saves its result, or that was used before: `hooked` makes a copy first;
-# - gradients for what the function has written: a graph is one node, and they are for what it was called with;
+# - gradients for what the function has written, and hooks on it (`program`): a graph is one node, and they are for what it was called
+#   with;
 # - writes, and other effects, in a function under a checkpoint: how often, and how far, it is run again is for what is saved to say, and
 #   eager differentiates with what it wrote over a saved value;
 # - random numbers under a checkpoint where tangents are a batch: eager refuses these (`program`);
@@ -93,6 +94,7 @@ SQUARES = ["{w}.t()", "{w} @ {w}", "{w}.sin()", "{m}.t() @ {m}", "parameter * {w
 WRITES = ["{m}.mul_({r})", "{m}.add_(1)", "{m}[0] = {r}", "{m}[:, 1].mul_({m}[:, 0].clone())", "{m}.relu_()", "{m}.sin_()",
             "{r}.add_({w}[0])", "{m}.copy_({m} * 2)", "{m}[:, 0].zero_()", "{m}.masked_fill_({m} > 1, 0.5)",
             "no_history(lambda a: a.mul_(0.5), {m}.detach())", "{m}[:1].exp_()", "shift.add_(0.1)", "{w}.diagonal().mul_(2)", "{r}.mul_(2)"]
+WRITE = r"_\(|^\w+\[.*\] = "
 OTHERS = ["cut()", "cut()", "if x.requires_grad: x.register_hook(lambda g: g if g is None else g * 2)",
           "if b.requires_grad: b.register_hook(lambda g: g if g is None else -g)", "if {m}.sum() > 0: cut()", "KEPT.append({m}.shape)"]
 
@@ -212,6 +214,8 @@ def body(rng: random.Random) -> list[str]:
 def program(seed: int) -> str:
     rng = random.Random(seed)
     lines = body(rng)
+    written = next((i for i, line in enumerate(lines) if re.search(WRITE, line)), len(lines))
+    lines = [line for i, line in enumerate(lines) if i < written or "register_hook" not in line]
     calls = around = ""
     drivers = rng.sample(DRIVERS, rng.randint(1, 2))
     for number, form in enumerate(drivers):
@@ -219,7 +223,7 @@ def program(seed: int) -> str:
             form = form.replace("{" + key + "}", str(rng.choice(values)))
         around += form.replace("derive", f"derive{number}")
     if "checkpoint(" in around:
-        lines = [line for line in lines if not re.search(r"_\(|^\w+\[.*\] = |^KEPT", line)]
+        lines = [line for line in lines if not re.search(rf"{WRITE}|^KEPT", line)]
     text = "".join(f"    {line}\n" for line in lines)
     if "batched" in around or "vectorize=True" in around:
         text = re.sub(r"= (\w+)\.t\(\)\n", r"= \1.flip(0)\n", text.replace("F.dropout(a, 0.4)", "a.cos()"))
