@@ -704,7 +704,8 @@ for graph in found.graphs:
 #
 # Each round has a second break. After `item()`, the rest appends the number, jumps back, and asks the iterator for
 # the next value. That is a real iterator by now, which the trace cannot advance without changing it. So the graph
-# ends, and a step executes `FOR_ITER`.
+# ends, and a step executes `FOR_ITER`. (A loop over the modules of a model with no break in the turns that are left is another matter:
+# its rest is unrolled into one graph, guarded by what the iterator has [still to give](ref:minicompile.ch03_capture.iterate.begun_before).)
 #
 # Should the step end there? Think of a loop whose body ends with `print(i)`. After this call, three instructions
 # follow: drop the result, jump back to the head of the loop, and `FOR_ITER`, which breaks again. A resume function

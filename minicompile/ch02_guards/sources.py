@@ -317,6 +317,27 @@ class NthSource(Source):
         return self.base, f"[*{{}}.{self.what}()][{self.place}]"
 
 
+class RestSource(Source):
+    """What a loop's iterator has still to give (`rest_of_loop`): a list, made for the question."""
+    base: Source
+
+    def parts(self):
+        return self.base, "__rest({})"
+
+    def name(self):
+        return f"the rest of {self.base.name()}"
+
+
+class TurnSource(Source):
+    """What comes at one of the turns that are left, or a part of that, in what was made for the question: the object that holds it is
+    another one at each call, so no memo looks at it."""
+    base: Source
+    turn: int
+
+    def parts(self):
+        return self.base, f"{{}}[{self.turn}]"
+
+
 class InstanceDictSource(Source):
     base: Source
 

@@ -81,7 +81,8 @@ class CaptureOptions:
     (numbers). fixed: why nothing may be a symbol, or ""; everything: whether all arguments are. used:
     becomes true when a symbol was made. unseen: why `torch.compiler.is_compiling()` is False, or "". inference: whether the
     caller is in inference mode. undo: what its traces have done ahead (`Effects`). trusting: whether a jump that only decides
-    whether to raise may be assumed not to. max_ops: instructions to interpret before giving up on the frame."""
+    whether to raise may be assumed not to. unrolls: whether a loop that began before a graph break is unrolled; unrolled: becomes true when
+    one was. max_ops: instructions to interpret before giving up on the frame."""
     fullgraph: bool = False
     dynamic: dict = field(default_factory=dict)
     fixed: str = ""
@@ -91,6 +92,8 @@ class CaptureOptions:
     inference: bool = field(default_factory=torch.is_inference_mode_enabled)
     undo: list = field(default_factory=list)
     trusting: bool = True
+    unrolls: bool = False
+    unrolled: bool = False
     max_ops: int = 2_000_000
 
 

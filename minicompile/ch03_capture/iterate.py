@@ -22,17 +22,24 @@
 
 # %%
 import collections
+import gc
 import itertools
+import weakref
 
+import torch
+
+from ..ch02_guards.guards import OVER_DICTS, rest_of_loop, sources_of_loop
+from ..ch02_guards.sources import LocalSource, RestSource, TurnSource
+from .effects import call_later, changed
 from .exceptions import interprets, user_error, user_errors
-from .interpreter import advance, unless_raised
+from .interpreter import advance, let_go, unless_raised
 from .keys import entries
 from .lookup import MISSING, lookup, python_method
 from .protocol import operate, special
-from .tracer import Tracer, unsupported
+from .tracer import Tracer, guard, unsupported
 from .values import (
-    AbstractValue, Const, DictVal, GenVal, IterVal, ListVal, ObjVal, SetVal, TupleVal, ViewVal, const, describe)
-from .wrap import realize
+    AbstractValue, Const, DictVal, GenVal, IterVal, Lazy, ListVal, ObjVal, SetVal, TupleVal, ViewVal, const, describe)
+from .wrap import realize, wrap
 
 
 def iterate(tx: Tracer, value: AbstractValue) -> AbstractValue:
@@ -124,6 +131,74 @@ def emptied(container):
         return const(container.cls())
     plain = kind is SetVal or kind in (ListVal, TupleVal, DictVal) and container.cls in (list, tuple, dict, collections.OrderedDict)
     return kind(cls=container.cls) if plain else None
+
+
+# %% [markdown]
+# ## A loop that has begun
+#
+# A model's third layer of twelve breaks the graph. In the resume function behind it the iterator of `for layer in self.layers` is one of
+# Python, which waits on the stack. Were the loop to break the graph at each turn because of that, nine layers would be nine graphs. So
+# what it has still to give (`rest_of_loop`) is unrolled like any loop, guarded by its length and, item by item, by what is read of it.
+#
+# That is worth its guards only under two conditions. The loop goes over modules: what layers a model has does not change from call to
+# call, as the length of a list of boxes does, and with that the version. And it has no further break: a loop of a thousand turns that
+# breaks in each would have a thousand versions, one for each place, where it has one for all. So if a trace that has unrolled a loop
+# stops inside of it, chapter 4 makes another one that does not (`capture_frame`).
+#
+# The program may hold the iterator by a name of its own, so in the end that is taken as far as the trace has come. What it goes over
+# may not change meanwhile.
+
+# %%
+MOST_TURNS = 64
+
+
+def begun_before(tx: Tracer, iterator: AbstractValue) -> AbstractValue:
+    """What a `for` goes on with: the iterator, or where that is a real one of a loop around a graph break, one of the trace."""
+    waits = type(iterator) is ObjVal and type(iterator.source) is LocalSource and iterator.source.local.startswith("__stack")
+    if not waits or not tx.options.unrolls or tx.loop is not None:
+        return iterator
+    rest = rest_of_loop(iterator.real)
+    if not rest or len(rest) > MOST_TURNS or not all(map(has_module, rest)):
+        return iterator
+    let_go(tx, iterator)
+    at = RestSource(iterator.source)
+    guard(tx, at, "TYPE_MATCH", list)
+    guard(tx, at, "LENGTH", len(rest))
+    tx.options.unrolled = True
+    unrolled = IterVal(it=turns_left(tx, iterator, rest, at), kind=iterator.cls)
+    tx.loop = weakref.ref(unrolled)
+    return unrolled
+
+
+def has_module(item) -> bool:
+    return isinstance(item, torch.nn.Module) or type(item) is tuple and any(map(has_module, item))
+
+
+def turns_left(tx, iterator: ObjVal, rest: list, at: RestSource):
+    """The values of the turns. What the real iterator is asked for by then is asked at the end, as one call of the epilogue."""
+    place, containers = len(tx.effects.calls), [c for source in sources_of_loop(iterator.real) for c in gc.get_referents(source)]
+    call_later(tx, take, iterator, const(0))
+    for turn in range(len(rest) + 1):
+        if any(changed(tx, container) is not None for container in containers):
+            unsupported(tx, "a loop over what has changed meanwhile")
+        tx.effects.calls[place] = take, (iterator, const(turn + 1))
+        if turn < len(rest):
+            yield item_of_turn(tx, iterator.real, rest[turn], TurnSource(at, turn))
+
+
+def take(iterator, turns: int):
+    """Ask an iterator for so many items."""
+    collections.deque(itertools.islice(iterator, turns), 0)
+
+
+def item_of_turn(tx, iterator, item, source) -> AbstractValue:
+    """What an iterator gives at one turn. The tuples of `enumerate`, `zip` and `items()` are made for the turn."""
+    kind = type(iterator)
+    if kind not in (enumerate, zip, OVER_DICTS[2]):
+        return wrap(tx, item, source)
+    inner = (None, iterator.__reduce__()[1][0]) if kind is enumerate else iterator.__reduce__()[1] if kind is zip else (None, None)
+    return TupleVal(items=[Lazy(part, TurnSource(source, n)) if type(of) not in (enumerate, zip, OVER_DICTS[2]) else
+                           item_of_turn(tx, of, part, TurnSource(source, n)) for n, (of, part) in enumerate(zip(inner, item))])
 
 
 # %% [markdown]

@@ -31,7 +31,7 @@ from .comparisons import compare, identical, truth
 from .effects import touch
 from .exceptions import user_error
 from .interpreter import instructions, jump, let_go, opcode, pop_many, read_cell, read_local, store_local
-from .iterate import iterate, next_value, unpack
+from .iterate import begun_before, iterate, next_value, unpack
 from .keys import key_of
 from .methods import call_method
 from .operations import binary, fold, joined, later, unary
@@ -346,6 +346,7 @@ def for_iter(tx, frame, i, iterator):
     """The iterator is popped. If it has a next value, returns what is pushed: the iterator again, and the value on top. If not, goes on at
     the offset `i.argval`, behind the instructions that clean up there: CPython executes none of them after a loop that has ended
     (END_FOR in 3.12, END_FOR and POP_TOP in 3.13)."""
+    iterator = begun_before(tx, iterator)
     value = next_value(tx, iterator)
     if value is not None:
         return [iterator, value]

@@ -141,6 +141,7 @@ class Tracer:
     notes: dict = field(default_factory=dict)        # what later chapters have to remember: a record each, by its class
     ops: int = 0                                     # instructions interpreted, in all frames
     told: bool = False                               # the program was told that it is being compiled
+    loop: Any = None                                 # of a loop that began before this frame: its iterator, weakly
 
 
 def notes_of(tx: Tracer, record: type):

@@ -35,14 +35,30 @@ from ..ch03_capture.values import LASTI, NULL, CellVal, HandlingVal, Lazy, NotCo
 from ..errors import GraphBreakError, SkipFrame, Unsupported, marked
 from . import resume, steps
 
+MOST_UNROLLINGS = 4             # of the rest of one loop, for all models together
+
 
 def capture_frame(func, args: dict, options: cap.CaptureOptions | None = None) -> cap.Captured:
     """Capture `func(**args)`: whole, or up to its first graph break. args: name -> object in localsplus
-    order.
+    order. Of a resume function, first with the rest of a loop that has begun unrolled (`begun_before` in chapter 3).
 
     Raises SkipFrame when the frame must be evaluated as it is, and GraphBreakError for a break under
     fullgraph."""
-    options = options or cap.CaptureOptions()
+    options, origin = options or cap.CaptureOptions(), resume.origin_of(func.__code__)
+    if origin is not None and origin.unrollings < MOST_UNROLLINGS:
+        options.unrolls, options.unrolled = True, False
+        try:
+            return capture_or_cut(func, args, options)
+        except Unsupported:
+            if not options.unrolled:
+                raise
+        finally:
+            origin.unrollings += options.unrolled
+            options.unrolls = False
+    return capture_or_cut(func, args, options)
+
+
+def capture_or_cut(func, args: dict, options: cap.CaptureOptions) -> cap.Captured:
     try:
         return cap.capture(func, args, options)
     except Unsupported as error:
@@ -101,6 +117,8 @@ def capture_until(func, args, options, error) -> cap.Captured:
         if done.result is not None:
             raise SkipFrame(f"the second trace did not stop where the first broke: {error.reason}",
                             error.location)
+        if done.tx.loop is not None and any(value is done.tx.loop() for value in done.frame.stack):
+            raise SkipFrame(f"a loop that was unrolled breaks: {error.reason}", error.location)
         try:
             return cut(done, break_reason(error))
         except NotConstant:

@@ -181,7 +181,7 @@ def pieces(code) -> dict:
 class Origin:
     """What a resume function was cut from: the code, held weakly, its name, where it begins, and where each offset of its own is
     there; its locals and stack are those of its `ResumePoint`; what varies from call to call, as far as that is known beforehand: names of
-    parameters, each with what `CaptureOptions.dynamic` has for it."""
+    parameters, each with what `CaptureOptions.dynamic` has for it; and how often a loop that goes on there was unrolled, or tried to."""
     code: weakref.ref
     name: str
     start: int
@@ -189,6 +189,7 @@ class Origin:
     locals: tuple[str, ...]
     stack: tuple[str, ...]
     varying: dict
+    unrollings: int = 0
 
 
 def origin_of(code) -> Origin | None:
@@ -370,7 +371,7 @@ def assemble(draft: Draft, name: str, with_original: bool, firm: bool = False):
 # it would have lived on the stack. The two ways to do that are also chosen for what capture makes of them:
 # both leave alone what they push, so a value that only waits on the stack is not guarded. A loop that
 # breaks in each round has its iterator there. Were its position guarded, each round would be compiled
-# again.
+# again. (It is guarded only where the rest of a loop over modules is unrolled, because nothing in that breaks.)
 
 # %%
 PUSH = ("LOAD_CLOSURE", "DELETE_FAST") if PYTHON < (3, 12) else ("LOAD_FAST_AND_CLEAR",)

@@ -346,3 +346,216 @@ def test_what_a_frame_without_a_graph_calls_is_not_captured_by_itself():
             got = minicompile.compile(puts_into_fields, backend="eager")(x)
             assert type(got) is Fields and got.logits is got["logits"] is x and got.loss.item() == 2 * n and list(got) == ["loss", "logits"]
     assert seen.functions == {"puts_into_fields"} and len(seen.breaks) == 2          # the second version is for any size
+
+
+class Layer(nn.Module):
+    def __init__(self, number, breaks):
+        super().__init__()
+        self.number, self.breaks, self.scale = number, breaks, nn.Parameter(torch.full((3,), 1.0 + number))
+
+    def forward(self, x):
+        if self.breaks:
+            effect(x)
+        return torch.tanh(x * self.scale + self.number)
+
+
+class Layers(nn.Module):
+    def __init__(self, count, breaks=(1,)):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(n, n in breaks) for n in range(count))
+
+
+def goes_over(over, form=lambda x, n: x):
+    """A loop over what `over` makes of the layers."""
+    def loop(model, x):
+        for item in over(model.layers):
+            layer, n = item if isinstance(item, tuple) else (item, 1)
+            x = form(layer(x), n)
+        return x * 2
+    return loop
+
+
+def parts_of(pairs):
+    return goes_over(pairs, lambda x, n: x * n)
+
+
+LOOPS_OVER_LAYERS = [
+    goes_over(lambda layers: layers), goes_over(lambda layers: layers[:6]), goes_over(list), goes_over(tuple),
+    goes_over(lambda layers: dict(enumerate(layers)).values()), parts_of(lambda layers: [(layer, 2) for layer in layers]),
+    parts_of(lambda layers: zip(layers, [1, 2.5, 3, 4, 5, 6])), parts_of(lambda layers: zip(layers, torch.ones(8, 3))),
+    parts_of(lambda layers: {layer: n for n, layer in enumerate(layers)}.items())]
+
+
+@pytest.mark.parametrize("number", range(len(LOOPS_OVER_LAYERS)))
+def test_the_rest_of_a_loop_over_modules_is_one_graph(number):
+    function, backend = LOOPS_OVER_LAYERS[number], Recorder()
+    compiled, seen = minicompile.compile(function, backend=backend), []
+    for model in (Layers(8), Layers(8), Layers(7, breaks=(2,))):
+        for size in (2, 2, 3):
+            x, before = torch.randn(size, 3), backend.ran
+            same(compiled(model, x), function(model, x))
+            seen.append(backend.ran - before)
+    assert set(seen) == {3}                              # before the layer that breaks, in it behind the break, and all others
+
+
+def counted(model, x):
+    total = x
+    for n, layer in enumerate(model.layers, 3):
+        total = total + layer(x) * n
+    return total, n
+
+
+def left(model, x):
+    for layer in model.layers:
+        x = layer(x)
+        if layer.number == 5:
+            return x * 3
+
+
+def not_left(model, x):
+    for layer in model.layers:
+        if layer.number % 3 == 2:
+            continue
+        x = layer(x)
+        if layer.number == 50:
+            break
+    else:
+        x = x * 100
+    print(end="")
+    return x + 1
+
+
+def iterator_with_a_name(model, x):
+    iterator = iter(list(model.layers))
+    box = [iterator]
+    for layer in iterator:
+        x = layer(x)
+        if layer.number == 5:
+            break
+    return x, [layer.number for layer in box[0]]
+
+
+def exhausted(model, x):
+    layers = list(model.layers)
+    iterator = iter(layers)
+    for layer in iterator:
+        x = layer(x)
+    layers.append(layers[0])
+    return x, next(iterator, None)
+
+
+def next_in_the_body(model, x):
+    iterator = iter(model.layers)
+    for layer in iterator:
+        x = layer(x)
+        if layer.number == 4:
+            x = next(iterator)(x) * 3
+    return x
+
+
+def how_far_two_have_come(model, x):
+    first, second = iter(model.layers), iter(list(model.layers)[:5])
+    for a, b in zip(first, second):
+        x = b(a(x))
+    return x, next(first).number, next(second, None)
+
+
+def pairs_of_one(model, x):
+    iterator = iter(model.layers)
+    for a, b in zip(iterator, iterator):
+        x = b(a(x))
+    return x
+
+
+def shared_by_two_loops(model, x):
+    iterator = iter(model.layers)
+    for layer in iterator:
+        x = layer(x)
+        for inner in iterator:
+            x = inner(x) * 2
+            if inner.number % 3 == 0:
+                break
+    return x
+
+
+def grows(model, x):
+    layers = list(model.layers)
+    for layer in layers:
+        x = layer(x)
+        if layer.number == 5:
+            layers.append(layers[0])
+    return x, len(layers)
+
+
+def changes_its_size(model, x):
+    layers = dict(enumerate(model.layers))
+    try:
+        for layer in layers.values():
+            x = layer(x)
+            if layer.number == 4:
+                layers[99] = layer
+    except RuntimeError as error:
+        return x, str(error)
+
+
+def raises_inside(model, x):
+    seen = []
+    try:
+        for layer in model.layers:
+            x = layer(x)
+            seen.append(layer.number)
+            if layer.number == 5:
+                raise ValueError(seen)
+    except ValueError as error:
+        return x, error.args
+    finally:
+        seen.append("left")
+
+
+def loop_in_a_loop(model, x):
+    for n in range(3):
+        for layer in model.layers:
+            x = layer(x) + n
+    return x
+
+
+def on_values(model, x):
+    for layer in model.layers:
+        x = layer(x)
+        if layer.number == 6 and x.sum() > 0:
+            x = x - 5
+    return x
+
+
+@pytest.mark.parametrize("breaks", [(1,), (0,), (1, 4), (7,), range(8)], ids=str)
+@pytest.mark.parametrize("function", [
+    counted, left, not_left, iterator_with_a_name, exhausted, next_in_the_body, how_far_two_have_come, pairs_of_one, shared_by_two_loops,
+    grows, changes_its_size, raises_inside, loop_in_a_loop, on_values], ids=lambda f: f.__name__)
+def test_loops_over_modules(function, breaks):
+    compiled = minicompile.compile(function, backend="eager")
+    for model in (Layers(8, breaks), Layers(8, breaks), Layers(10, breaks)):
+        for x in (torch.randn(2, 3), -torch.ones(2, 3)):
+            same(compiled(model, x), function(model, x))
+
+
+def test_a_loop_that_breaks_at_each_turn_has_one_version_for_all():
+    function, made = goes_over(lambda layers: layers), []
+    for count in (5, 40):
+        minicompile.reset()
+        with Captures() as seen:
+            model, x = Layers(count, range(count)), torch.randn(2, 3)
+            for layer in model.layers:
+                layer.number = 0
+            same(minicompile.compile(function, backend="eager")(model, x), function(model, x))
+        made.append((len(seen.graphs), len(seen.breaks)))
+    assert made[0] == made[1]
+
+
+def test_gradients_of_a_loop_that_was_unrolled():
+    model, function = Layers(8), goes_over(lambda layers: layers)
+    found = []
+    for f in (function, minicompile.compile(function, backend="aot_eager")):
+        model.zero_grad()
+        f(model, torch.linspace(-1, 1, 6).view(2, 3)).sum().backward()
+        found.append([p.grad for p in model.parameters()])
+    same(*found)
