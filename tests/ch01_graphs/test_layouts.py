@@ -9,6 +9,8 @@ from torch.utils import _pytree as pytree
 import minicompile
 from minicompile.ch01_graphs.corrections import COPYING, FORMS
 from minicompile.ch01_graphs.fake import FakeMode
+from minicompile.ch01_graphs.shapes import ShapeEnv, expr_of
+from minicompile.ch01_graphs.symbolic import evaluate
 from minicompile.errors import Unsupported
 
 aten = torch.ops.aten
@@ -72,6 +74,24 @@ def test_a_tensor_with_dims_of_size_one_and_a_number(op):
         check(op, x, torch.tensor(2)) if op._overloadname == "Tensor" else None
         differ += op(x, 2).stride() != op(x.to("meta").as_strided(shape, x.stride()), 2).stride()
     assert differ                                   # else the meta kernel is right, and nothing is needed here
+
+
+def test_dims_of_size_1_of_a_view_have_eagers_strides_where_sizes_vary():
+    choose, viewed = random.Random(0), 0
+    for _ in range(300):
+        sizes = choose.choices([1, 1, 3, 4, 6], k=choose.randint(1, 4))
+        order = choose.sample(range(len(sizes)), len(sizes))
+        real, env, mode = torch.empty(sizes).permute(order), ShapeEnv(), FakeMode()
+        shape = [n for n in real.shape if n > 1 or choose.random() < 0.5]
+        for _ in range(choose.randint(0, 2)):
+            shape.insert(choose.randint(0, len(shape)), 1)
+        made = {n: env.create(n) for n in {3, 4, 6}} | {1: 1}
+        with mode:
+            fake = torch.empty([made[n] for n in sizes]).permute(order)
+            view = fake.view([made[n] for n in shape])
+        assert [evaluate(expr_of(s), env.hints) for s in view.stride()] == list(real.view(shape).stride()), (sizes, order, shape)
+        viewed += view.shape != fake.shape
+    assert viewed > 100
 
 
 def form(choose, sizes):

@@ -13,6 +13,7 @@ import torch
 
 from ..corrections import COPYING, CPU_FORMS, FORMS, OPERANDS, as_promoted, elementwise, like_a_copy, outside, restrided, row_by_row
 from ..layouts import copied_strides, each_has_its_place, memory_order, strides_in_order
+from ..shapes import expr_of
 from ..symbolic import present
 from .operators import by_overload, named, overload_named, overloads
 
@@ -218,6 +219,18 @@ def _shuffled_by_views(out, x, groups):
     return apart.contiguous().reshape(x.shape)
 
 
+def _viewed(out, x, *_):
+    """A dim of size 1 goes on from the dim behind it, as a longer one would; of the last dims it has the stride of the last dim of `x`."""
+    ones = [d for d, n in enumerate(out.shape) if isinstance(n, int) and n == 1]
+    if not ones or not x.dim() or 0 in map(present, out.shape):
+        return out
+    strides = [*out.stride(), x.stride(-1)]
+    for d in reversed(ones):
+        strides[d] = strides[d + 1] * out.shape[d + 1] if d + 1 < out.dim() else strides[-1]
+    same = list(map(expr_of, strides[:-1])) == list(map(expr_of, out.stride()))
+    return out if same else out.as_strided(out.shape, strides[:-1], out.storage_offset())
+
+
 def _reduced(out, *_):
     """What is empty, row by row."""
     return row_by_row(out) if 0 in map(present, out.shape) else out
@@ -272,6 +285,7 @@ def _each(form):
 # %%
 FORMS.update(by_overload({
     "channel_shuffle": _shuffled_by_views,
+    "view": _viewed,
     "convolution": lambda out, x, *rest: out if x.dtype == torch.float64 else _convolution_layout(out, x, *rest),
     # weights that nobody wants: an empty tensor, really None
     "_native_multi_head_attention": lambda out, *_: (out[0], out[1] if out[1].dim() > 1 else None),
