@@ -16,13 +16,20 @@
 #         {
 #           const int64_t chunk = 0;
 #           const int64_t count = 256;
-#           float part_2 = 0.0f;
+#           float part_2 = 0.0f; alignas(64) float part_2s[32]; for (int64_t k = 0; k < 32; k += 1) part_2s[k] = 0.0f;
+#           const auto run = [=, &part_2s](const int64_t at, const int64_t steps) __attribute__((always_inline)) {
+#             #pragma omp simd
+#             for (int64_t step = 0; step < steps; step += 1) {
+#               const int64_t lane = at + step;
+#               const int64_t r0 = chunk + lane;
+#               const float v1 = in0[256*i0 + r0];
+#               part_2s[step] += (float)v1;
+#             }
+#           };
+#           int64_t done = 0;
+#           for (; done + 32 <= count; done += 32) run(done, 32);
 #           #pragma omp simd reduction(+:part_2)
-#           for (int64_t lane = 0; lane < count; lane += 1) {
-#             const int64_t r0 = chunk + lane;
-#             const float v1 = in0[256*i0 + r0];
-#             part_2 += (float)v1;
-#           }
+#           for (int64_t k = 0; k < 32; k += 1) { part_2 += part_2s[k]; }
 #           acc_2 += part_2;
 #         }
 #         const float v3 = (float)acc_2;
@@ -41,7 +48,8 @@
 #       }
 #     }
 #
-# The row is walked twice, since a mean needs all of it. The division stands between the walks: it does not vary along the
+# The row is walked twice, since a mean needs all of it. The first walk adds to 32 partial sums at once, which are a few vectors in
+# registers. The division stands between the walks: it does not vary along the
 # row. (The sums of longer rows are cut into chunks, and larger nests get threads.)
 #
 # At the end of the chapter you can read the C++ text of any kernel, say which of its loops are vectorised or shared among threads,

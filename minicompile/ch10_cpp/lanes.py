@@ -183,22 +183,24 @@ def half_blocks(e: Emitter, scope: Scope, accesses: Iterable[Value], lane: Symbo
     return chosen + small
 
 
-def close_lanes(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol, first: Int, count: Int | str, halves: list[Value]) -> None:
+def close_lanes(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol, first: Int, count: Int | str, halves: list[Value],
+                width: int = 0) -> None:
     """Put the lane loop `inner`, of `count` lanes from `first` on, into the scope around, and that into the one around it:
-    in steps if there are `halves`."""
+    in steps if there are `halves`, or a `width` of them is asked for."""
     around, define = inner.parent, f"const int64_t {lane.name} = {to_text(first + Symbol('lane').expr)};"
     if e.interior is not None:
         return close_interior(e, inner, pragma, lane)
-    if not halves:
+    width = STEP if halves else width
+    if not width:
         close(inner, [*pragma, for_("lane", str(count))], [define])
         return close(around, [])
     after = convert_halves(e, around, halves, lane, first + Symbol("at").expr)
     close(inner, [*pragma, for_("step", "steps")], ["const int64_t lane = at + step;", define])
     around.lines += after
-    whole = isinstance(lane.size, int) and lane.size % STEP == 0
-    rest = [] if whole else [f"if (done < {count}) run(done, ({count} - done) % {STEP});"]
+    whole = isinstance(lane.size, int) and lane.size % width == 0
+    rest = [] if whole else [f"if (done < {count}) run(done, ({count} - done) % {width});"]
     around.parent.lines += [*inlined(e, "const int64_t at, const int64_t steps", around.lines), "int64_t done = 0;",
-                            f"for (; done + {STEP} <= {count}; done += {STEP}) run(done, {STEP});", *rest]
+                            f"for (; done + {width} <= {count}; done += {width}) run(done, {width});", *rest]
 
 
 def inlined(e: Emitter, parameters: str, lines: list[str]) -> list[str]:

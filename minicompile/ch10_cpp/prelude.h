@@ -145,6 +145,8 @@ MC uint16_t mc_to_fp16(float x) {
 #if defined(__AVX512BW__) && !defined(__clang__)  // g++ makes of a conversion of vectors two, of halves of them
 #define MC_WORDS(h) (mc_words)__builtin_ia32_pmovzxwd512_mask((mc_halves)(h), (mc_integers)mc_words(), -1)
 #define MC_SHORTS(w) (mc_shorts)__builtin_ia32_pmovdw512_mask((mc_integers)(w), mc_halves(), -1)
+#elif !defined(__clang__)
+#define MC_WORDS(h) (mc_words)__builtin_ia32_pmovzxwd256((mc_halves)(h))
 #else
 #define MC_WORDS(h) __builtin_convertvector(h, mc_words)
 #define MC_SHORTS(w) __builtin_convertvector(w, mc_shorts)
@@ -157,31 +159,44 @@ typedef int32_t mc_integers __attribute__((vector_size(4 * MC_WIDTH), aligned(4)
 MC mc_floats mc_floats_fp16(mc_shorts h) { return MC_FROM_FP16((mc_halves)h); }
 MC mc_shorts mc_shorts_fp16(mc_floats x) { return (mc_shorts)MC_TO_FP16(x); }
 MC mc_floats mc_floats_bf16(mc_shorts h) { return (mc_floats)(MC_WORDS(h) << 16); }
-MC mc_shorts mc_shorts_bf16(mc_floats x) {
+MC mc_words mc_words_bf16(mc_floats x) {  // the words that MC_PACKED makes halves of
   const mc_words u = (mc_words)x, r = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
-  return MC_SHORTS((mc_words)(x != x ? mc_words() + 0x7fc0u : r));
+  return (mc_words)(x != x ? mc_words() + 0x7fc0u : r);
 }
-MC mc_shorts mc_shorts_cut(mc_floats x) { return MC_SHORTS((mc_words)x >> 16); }
+MC mc_words mc_words_cut(mc_floats x) { return (mc_words)x >> 16; }
 #define MC_SIXTEEN(one, many, to_type, from_type)                         \
   _Pragma("GCC unroll 2") for (int64_t i = 0; i < 16; i += MC_WIDTH)      \
     *(to_type*)(to + i) = many(*(const from_type*)(from + i))
+#ifdef MC_SHORTS
+#define MC_PACKED(one, many, to_type, from_type)                          \
+  _Pragma("GCC unroll 2") for (int64_t i = 0; i < 16; i += MC_WIDTH)      \
+    *(mc_shorts*)(to + i) = MC_SHORTS(many(*(const from_type*)(from + i)))
+#else
+typedef int64_t mc_pairs __attribute__((vector_size(32), aligned(2)));
+MC void mc_pack(uint16_t* to, mc_words a, mc_words b) {  // by halves of each: in the order 0, 2, 1, 3 of four pieces
+  const mc_pairs mixed = (mc_pairs)__builtin_ia32_packusdw256((mc_integers)a, (mc_integers)b);
+  *(mc_pairs*)to = __builtin_shuffle(mixed, mc_pairs{0, 2, 1, 3});
+}
+#define MC_PACKED(one, many, to_type, from_type) mc_pack(to, many(*(const from_type*)from), many(*(const from_type*)(from + 8)))
+#endif
 #else
 #define MC_SIXTEEN(one, many, to_type, from_type)                         \
   _Pragma("omp simd") for (int64_t i = 0; i < 16; i++) to[i] = one(from[i])
+#define MC_PACKED MC_SIXTEEN
 #endif
 MC uint16_t mc_to_cut(float x) { return (uint16_t)(mc_bits<uint32_t>(x) >> 16); }  // bf16, where there is nothing to round
 // verb: `widen` or `narrow`; one: the function of one element; from, to: an element, and the vectors of them
-#define MC_CONVERT(verb, half, one, from_one, from_many, to_one, to_many)                                            \
+#define MC_CONVERT(verb, half, one, from_one, from_many, to_one, to_many, sixteen)                                   \
   static __attribute__((noinline)) void mc_##verb##_few_##half(to_one* to, const from_one* from, int64_t n) {        \
     for (int64_t i = 0; i < n; i++) to[i] = one##half(from[i]);                                                      \
   }                                                                                                                  \
   MC void mc_##verb##_##half(to_one* to, const from_one* from, int64_t n) {                                          \
     if (n != 16) return mc_##verb##_few_##half(to, from, n);                                                         \
-    MC_SIXTEEN(one##half, to_many##_##half, to_many, from_many);                                                     \
+    sixteen(one##half, to_many##_##half, to_many, from_many);                                                        \
   }
-#define MC_WIDEN(half) MC_CONVERT(widen, half, mc_from_, uint16_t, mc_shorts, float, mc_floats)
-#define MC_NARROW(half) MC_CONVERT(narrow, half, mc_to_, float, mc_floats, uint16_t, mc_shorts)
-MC_WIDEN(fp16) MC_WIDEN(bf16) MC_NARROW(fp16) MC_NARROW(bf16) MC_NARROW(cut)
+#define MC_WIDEN(half) MC_CONVERT(widen, half, mc_from_, uint16_t, mc_shorts, float, mc_floats, MC_SIXTEEN)
+#define MC_NARROW(half, to_many, sixteen) MC_CONVERT(narrow, half, mc_to_, float, mc_floats, uint16_t, to_many, sixteen)
+MC_WIDEN(fp16) MC_WIDEN(bf16) MC_NARROW(fp16, mc_shorts, MC_SIXTEEN) MC_NARROW(bf16, mc_words, MC_PACKED) MC_NARROW(cut, mc_words, MC_PACKED)
 #if defined(__AVX512BW__) && !defined(__clang__)  // bytes to and from integers
 typedef char mc_chars __attribute__((vector_size(16), aligned(1)));
 #define MC_WIDE(kind) \

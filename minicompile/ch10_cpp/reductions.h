@@ -2,14 +2,25 @@
 // takes a chunk of a row, t[0..count), and merges it into what the chunks before gave; a `column` function takes one
 // element into the state of its column, and is called in a lane loop, so it must not branch.
 
+// ---- a sum in several vectors: in one, each addition would wait for the last
+template <class T, class F> MC T mc_sum(int64_t count, F term) {
+  T sum = 0, rest = 0, parts[32] = {};
+  int64_t done = 0;
+  for (; done + 32 <= count; done += 32)
+#pragma omp simd
+    for (int64_t k = 0; k < 32; k++) parts[k] += term(done + k);
+  if (done)
+#pragma omp simd reduction(+:sum)
+    for (int64_t k = 0; k < 32; k++) sum += parts[k];
+#pragma omp simd reduction(+:rest)
+  for (int64_t k = done; k < count; k++) rest += term(k);
+  return sum + rest;
+}
+
 // ---- Welford: mean and sum of squared differences of two samples, merged
 template <class T> MC void mc_row_welford(const T* t, int64_t count, double& mean, double& m2, double& seen) {
-  T sum = 0, square = 0;
-#pragma omp simd reduction(+:sum)
-  for (int64_t k = 0; k < count; k++) sum += t[k];
-  const T centre = sum / count;
-#pragma omp simd reduction(+:square)
-  for (int64_t k = 0; k < count; k++) { const T d = t[k] - centre; square += d * d; }
+  const T centre = mc_sum<T>(count, [=](int64_t k) { return t[k]; }) / count;
+  const T square = mc_sum<T>(count, [=](int64_t k) { const T d = t[k] - centre; return d * d; });
   const double delta = centre - mean, all = seen + count;
   m2 += square + delta * delta * seen * count / all;
   mean += delta * count / all;

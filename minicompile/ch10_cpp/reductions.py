@@ -4,7 +4,9 @@
 # A sum in a plain loop is a chain: each addition waits for the last, and floating-point addition may not be
 # reordered, so the compiler leaves it scalar. `#pragma omp simd reduction(+:s)` permits one partial sum per
 # vector lane. That is fast, and also more accurate, for the same reason that pairwise summation is: each
-# partial sum is shorter. Long rows are summed in chunks of 1,024 whose sums are added up in double.
+# partial sum is shorter. But one vector of partial sums is a chain as well, of additions that take four cycles each, while the
+# processor could begin two in a cycle. So long rows have 32 partial sums (`PARTIAL_SUMS`), which are several vectors. Rows longer
+# than 1,024 are summed in chunks of that length, whose sums are added up in double.
 #
 # What OpenMP does not know (Welford's variance, the position of a maximum) works on
 # chunks as well: the values of a chunk go to a small array that stays in the L1 cache, simple vectorised
@@ -24,7 +26,7 @@ from typing import Sequence
 import torch
 
 from ..ch01_graphs.layouts import contiguous_strides
-from ..ch01_graphs.symbolic import Symbol, as_expr, product, substitute, symbols, to_text
+from ..ch01_graphs.symbolic import Symbol, as_expr, present, product, substitute, symbols, to_text
 from ..ch07_loops.builder import compute_dtype
 from ..ch07_loops.ir import Value, identity, in_order
 from ..ch07_loops.lazy import linear
@@ -39,6 +41,7 @@ from .ops import literal, memory_type, register_type
 CHUNK = 1024                 # elements of a row between two merges
 SCRATCH = 1 << 18            # bytes of a row's expensive values that are kept rather than computed again
 NARROW = 64                  # the fewest columns of a block for which expensive values are kept
+PARTIAL_SUMS = 32            # partial sums of a long row
 FLUSH = 256                  # column sums: rows between two flushes into double
 
 # %% [markdown]
@@ -180,6 +183,7 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
     collide = any(s.mode == "atomic_add" for s in stores) and direct_variable(e, (lane,)) is None
     accesses = () if collide else dict.fromkeys([*unnamed(reductions + stores, middle), *stores])
     halves = half_blocks(e, inner.parent, accesses, lane)
+    width = STEP if halves else 0 if collide else step_width(e, reductions, stores, lane)
     compute(e, reductions, inner)
     for value, array in kept.items():
         name = inner.names.get(value)
@@ -188,7 +192,7 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
             nest.lines += of_loop(e, value.loop, f"{register_type(value.dtype)} {array}[{lane.size}];")
             inner.lines += of_loop(e, value.loop, f"{array}[{lane.name}] = {name};")
     steps = [_row_step(e, r, get(e, r.args[1], inner), lane, bool(stores)) for r in reductions]
-    steps = [_in_steps(s) if halves else s for s in steps]
+    steps = [_in_steps(s, width) if width else s for s in steps]
     marked = [(s, partial(of_loop, e, r.loop)) for r, s in zip(reductions, steps)]
     inner.lines += [line for s, mark in marked for line in mark(s.element)]
     if stores:
@@ -205,7 +209,7 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
         count = f"{size} - chunk < {CHUNK} ? {size} - chunk : {CHUNK}"
     chunk.lines += [f"const int64_t count = {count};", *(line for s, mark in marked if s.chunk for line in mark(s.chunk))]
     pragma = [] if collide else [SIMD + "".join(s.clauses for s in steps)]
-    close_lanes(e, inner, pragma, lane, Symbol("chunk").expr, "count", halves)
+    close_lanes(e, inner, pragma, lane, Symbol("chunk").expr, "count", halves, width)
     chunk.lines += [line for s, mark in marked for line in mark(*s.after)]
     close(chunk, chunks)
     nest.lines += [line for s, mark in marked for line in mark(s.row)]
@@ -262,24 +266,35 @@ def _row_step(e: Emitter, r: Value, x: str, lane: Symbol, stores: bool) -> RowSt
 
 
 # %% [markdown]
-# A loop in steps of sixteen lanes (`close_lanes`) ends too soon for a `reduction` clause, which would fold the vector of partial sums
-# after each step. So a step adds to an array of sixteen partial sums, which is a vector in a register, and the clause folds this array
-# when the chunk is done.
+# A loop in steps (`close_lanes`) ends too soon for a `reduction` clause, which would fold the vector of partial sums
+# after each step. So a step adds to an array of partial sums, as many as it has lanes, which are vectors in registers, and the clause
+# folds this array when the chunk is done.
+#
+# A loop with halves is in steps of sixteen lanes anyway. Another one is made so, with `PARTIAL_SUMS` lanes, if its row is long and
+# additions are what takes time: a sum of rows of a thousand floats takes two thirds as long. Next to an exponential they are done
+# in its shadow, and it needs the registers.
 
 # %%
-def _in_steps(step: RowStep) -> RowStep:
+def step_width(e: Emitter, reductions: list[Value], stores: list[Value], lane: Symbol) -> int:
+    """How many lanes a step of a pass without halves has; 0 for a loop without steps."""
+    folded = any(r.args[0] not in ("welford", "argmax", "argmin") for r in reductions)
+    heavy = any(v.op in HEAVY for v in elements(e.graph, reductions + stores))
+    return PARTIAL_SUMS if folded and not heavy and present(lane.size) >= 4 * PARTIAL_SUMS else 0
+
+
+def _in_steps(step: RowStep, width: int) -> RowStep:
     """`step` for a lane loop that is cut into steps: each variable of its clauses is an array in the chunk."""
     starts = {name: (t, start) for t, name, start in re.findall(r"(\w+) (\w+) = ([^;]+);", step.chunk)}
     chunk, element, fold = step.chunk, step.element, ""
     for op, part in re.findall(r"reduction\((\S+):(\w+)\)", step.clauses):
         t, start = starts[part]
-        chunk += f" alignas(64) {t} {part}s[{STEP}]; {for_('k', STEP)} {part}s[k] = {start};"
+        chunk += f" alignas(64) {t} {part}s[{width}]; {for_('k', width)} {part}s[k] = {start};"
         element = re.sub(rf"\b{part}\b", f"{part}s[step]", element)
         each = f"{part}s[k]"
         fold += f" {part} = {each} {'>' if op == 'max' else '<'} {part} ? {each} : {part};" if op in ("max", "min") else \
             f" {part} {op}= {each};"
     if fold:
-        fold = [SIMD + step.clauses, f"{for_('k', STEP)} {{{fold} }}"]
+        fold = [SIMD + step.clauses, f"{for_('k', width)} {{{fold} }}"]
     return replace(step, chunk=chunk, element=element, after=[*fold, *step.after], clauses="")
 
 

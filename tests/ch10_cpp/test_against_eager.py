@@ -566,6 +566,33 @@ def test_a_chunk_that_lies_in_memory_is_reduced_there():
     assert "float t_" in source.code
 
 
+@pytest.mark.parametrize("length", [127, 128, 300, 1000, 2500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_long_rows_have_several_vectors_of_partial_results(dtype, length):
+    x = (rand(5, length) * 3).to(dtype)
+
+    def f(x):
+        return x.sum(-1), (x * x).sum(-1), x.amax(-1), x.amin(-1), (x > 5).any(-1), (x > 5).sum(-1), (x / x.abs().clamp(min=1)).prod(-1)
+    text = "".join(s.code for s in agree(f, x, rtol=1e-4, atol=1e-4))
+    assert ("s[32];" in text) == (length >= 128)
+    if dtype.is_floating_point:
+        x[1, 3], x[2, -1], x[3, 100] = torch.nan, torch.nan, -torch.inf
+        agree(f, x, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("fn", [lambda x: x.sum(-1), lambda x: x.mean(-1), lambda x: torch.var_mean(x, -1)[1]])
+def test_a_sum_of_equal_numbers_is_good(fn):
+    x = torch.full((3, 1000), 0.1)
+    call, _ = compile_cpp(fn, x)
+    exact = fn(x.double())
+    assert ((call(x)[0] - exact).abs() / exact).max() < 6 * 2 ** -24
+
+
+def test_additions_beside_an_exponential_have_one_vector():
+    source, = agree(lambda x: x.exp().sum(-1), rand(5, 1000), rtol=1e-5, atol=1e-5)
+    assert "s[32]" not in source.code
+
+
 def test_a_condition_that_a_reduction_gave_is_not_computed_again_around_the_lanes():
     def f(x):
         x = x[1:4, 1:8]
