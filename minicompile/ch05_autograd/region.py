@@ -169,14 +169,14 @@ def saved_tensors(region, ctx, absent: frozenset) -> tuple[list[torch.Tensor], s
     try:
         return list(ctx.saved_tensors), set()
     except RuntimeError as error:
-        if ctx.left is not None and present <= ctx.alive and not torch.is_grad_enabled():
-            tensors, ctx.modified = [ctx.left.get(place) for place in range(len(order))], MODIFIED
-        elif ctx.versions is None or ctx.left is not None:
+        left = ctx.left is not None and present <= ctx.alive and not torch.is_grad_enabled()
+        if not left and (ctx.versions is None or ctx.left is not None):
             raise
-        else:
-            tensors, ctx.modified = [saved.data for saved in ctx._raw_saved_tensors], str(error)
-    versions = ctx.versions or [t and t._version for t in tensors]
-    return tensors, {i for i, place in order.items() if tensors[place] is not None and tensors[place]._version != versions[place]}
+        ctx.modified = MODIFIED if left else str(error)
+    tensors = [ctx.left.get(place) for place in range(len(order))] if left else [saved.data for saved in ctx._raw_saved_tensors]
+    if ctx.versions is None:            # hooks have given these back, and know no versions
+        return tensors, set()
+    return tensors, {i for i, place in order.items() if tensors[place] is not None and tensors[place]._version != ctx.versions[place]}
 
 
 def version_for(region, ctx, absent: frozenset, written: set[int]) -> tuple[Callable, frozenset]:

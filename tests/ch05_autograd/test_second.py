@@ -498,6 +498,29 @@ def test_a_gradient_that_nobody_asks_for_needs_nothing(f, asked, written):
     assert returned or written in asked
 
 
+def test_what_a_first_backward_has_left_of_copies_that_hooks_made():
+    def f(x, w):
+        return torch.tanh(x * w).sin(), (x.exp() * w).sum()
+
+    def derive(f):
+        x, w = torch.linspace(-1, 1, 6).requires_grad_(), torch.linspace(1, 2, 6).requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: t):
+            y, z = f(x, w)
+        with torch.no_grad():
+            w.add_(1)
+        return *torch.autograd.grad(y.sum(), (x, w)), *torch.autograd.grad(z, (x, w))
+    torch.testing.assert_close(derive(minicompile.compile(f, backend="aot_eager")), derive(f))
+
+
+def test_a_second_backward_raises_as_the_engine_does():
+    x, w = torch.ones(6, requires_grad=True), torch.ones(6, requires_grad=True)
+    y = minicompile.compile(lambda x, w: (x * w).sin(), backend="aot_eager")(x, w).sum()
+    y.backward()
+    with pytest.raises(RuntimeError, match="a second time") as raised:
+        y.backward()
+    assert raised.value.__context__ is None
+
+
 SELECTING = {"amax": lambda x: x.amax(1), "median": lambda x: x.median(), "cummax": lambda x: x.cummax(1)[0],
              "nanmean": lambda x: x.nanmean(), "clamp": lambda x: x.clamp(-1, 1), "where": lambda x: torch.where(x > 0, x, x * 2),
              "sort": lambda x: x.sort(1)[0], "detach": lambda x: x.detach() * x, "pool": lambda x: F.avg_pool1d(x, 2),
