@@ -121,6 +121,12 @@ def short_lived(seconds, seed, jobs, number) -> Found:
     return Found(words, "" if status == 0 else f"ended with {status}\n{tail(said)}")
 
 
+def dictionaries(seconds, seed, jobs, number) -> Found:
+    status, said = process(["-W", "ignore", "-m", "tests.soak_keys", "--seconds", str(seconds), "--seed", str(seed)], 2 * seconds + 120)
+    words = f"histories of dictionaries from seed {seed}: {tail(said, 1)}"
+    return Found(words, "" if status == 0 else f"ended with {status}\n{tail(said)}")
+
+
 def programs_alone(seconds, seed, jobs, number) -> Found:
     """The tests of Python's language, each in a process of its own: a fault of the first call hides behind what ran before."""
     end = time.monotonic() + seconds
@@ -140,7 +146,7 @@ def programs_alone(seconds, seed, jobs, number) -> Found:
 
 
 PARTS = {python_programs: 0.2, tensor_programs: 0.25, training_steps: 0.1, second_derivatives: 0.1, programs_alone: 0.1, threads: 0.1,
-         short_lived: 0.1, zoo: 0.25}                                                                            # shares of a round
+         short_lived: 0.1, dictionaries: 0.1, zoo: 0.25}                                                         # shares of a round
 
 
 # ---- threads, in the child ---------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ from .library.contexts import close_all, set_grad
 from .library.graph_functions import OVERLOADS
 from .lookup import MISSING, captures
 from .tensors import replaced_operator
-from .tracer import Globals, Tracer, is_users, location, module_of, step_of
+from .tracer import Globals, Tracer, constant_source, is_users, location, module_of, step_of
 from .values import DictVal, Lazy, ObjVal, SymVal, TensorVal, TracebackVal, describe
 from .wrap import guard_unseen, is_fixed, realize, wrap
 
@@ -386,7 +386,8 @@ def finished_graph(ep: Epilogue) -> torch.fx.GraphModule | None:
 #
 # it does: called with one list twice, the answer is another. So what the trace has written to, and what it has compared by
 # `is`, must be apart from all else of its class, and two tensors from each other if one of them was written in place
-# (`NOT_ALIASED`). Called with two lists, the version asks for
+# (`NOT_ALIASED`; an object to which no source leads, such as one in a key of a dictionary, is a constant there). Called with two
+# lists, the version asks for
 #
 #     b has 1 element
 #     a is another object than b
@@ -399,11 +400,14 @@ def guard_aliasing(tx):
     """What was written to, or told apart from others, has to be apart from what was found elsewhere. A tensor
     of a module and another one are left to the runtime, which compares addresses. Tensors whose guards differ are not one. Objects
     that share a `__dict__` are two values of the trace, which would not see each other's writes."""
-    found: dict = {}
+    found, unnamed = {}, {}
     for value in dict.fromkeys(tx.objects.tracked.values()):
-        if type(value) is SymVal or value.source is None or is_fixed(getattr(value, "real", None)):
+        if type(value) is SymVal or is_fixed(getattr(value, "real", None)):
             continue
-        found.setdefault(value.cls, []).append(value)
+        if value.source is not None:
+            found.setdefault(value.cls, []).append(value)
+        elif value.cls in tx.classes.told_apart and getattr(value, "real", None) is not None:
+            unnamed.setdefault(value.cls, []).append(value)
     changed = {v.cls for v, _ in tx.effects.changed.values()}
     for cls in changed:
         objects = [v.real for v in found.get(cls, ()) if type(v) is ObjVal and v.real is not None and cls.__dictoffset__]
@@ -413,7 +417,7 @@ def guard_aliasing(tx):
     if changed:
         guard_dicts(tx, found)
         guard_namespaces(tx, found)
-    groups = [found.get(cls, ()) for cls in tx.classes.told_apart | changed]
+    groups = [found[cls] + unnamed.get(cls, []) for cls in tx.classes.told_apart | changed if cls in found]
     tensors = [v for values in found.values() for v in values if type(v) is TensorVal]
     if written_storages(tx) & {storage_key(v.fake) for v in tensors}:
         alike: dict = {}
@@ -423,7 +427,7 @@ def guard_aliasing(tx):
         groups += alike.values()
     for group in groups:
         if len(group) > 1:
-            tx.guards.add(group[0].source, "NOT_ALIASED", tuple(v.source for v in group[1:]))
+            tx.guards.add(group[0].source, "NOT_ALIASED", tuple(v.source or constant_source(tx, v.real) for v in group[1:]))
 
 
 def guard_dicts(tx, found: dict):

@@ -35,8 +35,8 @@ from .protocol import as_dict, special
 from .tensors import emit
 from .tracer import Tracer, call, location, unsupported
 from .values import (
-    AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SymVal, TensorVal,
-    TupleVal, ViewVal, boolean, const, describe, is_identity)
+    AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodName, MethodVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SymVal,
+    TensorVal, TupleVal, ViewVal, boolean, const, describe, is_identity)
 from .varying import varies_in
 from .wrap import realize, wrap
 
@@ -243,6 +243,8 @@ def same(tx, a, b) -> bool:
         return same_dict(tx, a, b)
     if type(a) is type(b) is MethodVal:
         return identical(a.func, b.func) and identical(a.self, b.self)
+    if type(a) is type(b) is MethodName:
+        return a.name == b.name and identical(a.self, b.self)
     if all(issubclass(v.cls, types.SimpleNamespace) for v in (a, b)) and \
             any(lookup(v.cls, "__eq__") is types.SimpleNamespace.__eq__ for v in (a, b)):
         return equal(tx, *(get_attribute(tx, v, "__dict__") for v in (a, b)))
@@ -256,16 +258,17 @@ NEED_NOT_EQUAL_THEMSELVES = (numpy.ndarray, decimal.Decimal, array.array, memory
 
 
 def same_dict(tx, a, b) -> bool:
-    kind = list if {a.cls, b.cls} == {collections.OrderedDict} else dict.keys
     for one, other in ((a, b), (b, a)):
         for known in [known for key, (known, _) in one.items.items() if objects_in_key(key)]:
             key_in(tx, other, realize(tx, known))           # which key an object is, or that it is none, is a question for later calls
-    return kind(entries(tx, a)) == kind(entries(tx, b)) and all(
-        equal(tx, realize(tx, a.items[k][1]), realize(tx, b.items[k][1])) for k in a.items)
+    left, right = entries(tx, a), entries(tx, b)
+    return len(left) == len(right) and all(
+        key in right and equal(tx, realize(tx, item), realize(tx, right[key][1])) for key, (_, item) in left.items()) and (
+        {a.cls, b.cls} != {collections.OrderedDict} or list(left) == list(right))
 
 
 BUILTIN_DATA = (int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
-EQ_OF_BUILTINS = [c.__dict__["__eq__"] for c in (object, *BUILTIN_DATA, type({}.keys()), range, slice, types.SimpleNamespace)]
+EQ_OF_BUILTINS = [c.__dict__["__eq__"] for c in (object, *BUILTIN_DATA, range, slice, types.SimpleNamespace)]
 LIKE_BUILTINS = (*BUILTIN_DATA, collections.UserDict, collections.UserList, collections.UserString)
 
 

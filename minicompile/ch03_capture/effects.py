@@ -108,8 +108,8 @@ def changed(tx, real) -> AbstractValue | None:
 # ## The difference
 #
 # Of a sequence, what lies between the common beginning and the common end is replaced. Of a dictionary, whose
-# keys are in the order in which they were written, those go that are not in their old order among the rest:
-# they were deleted, and perhaps written again.
+# keys are in the order in which they were written, those go that are not in their old order among the rest, or that are other
+# objects than before (`True` for `1`): they were deleted, and perhaps written again.
 
 # %%
 def settled(item):
@@ -130,14 +130,15 @@ def difference_of_lists(before, after) -> tuple:
 
 # %%
 def difference_of_dicts(before, after) -> tuple:
-    """(keys to delete, keys to write afterwards); the values are pairs of a key and an item."""
-    places, last, kept = {key: i for i, key in enumerate(before)}, -1, {}
-    for key, (_, item) in after.items():
-        place = places.get(key, -1)
+    """(keys to delete, items to write afterwards). The values are pairs of a key and an item, which are written, too."""
+    places, items = {id(key): i for i, key in enumerate(before)}, [item for _, item in before.values()]
+    last, kept = -1, {}
+    for key, (_, item) in after.items():                # by the key's `id`: to compare keys may be to trace a method of the program
+        place = places.get(id(key), -1)
         if place <= last:
             break
-        last, kept[key] = place, settled(item) is settled(before[key][1])
-    return [key for key in before if key not in kept], [key for key in after if not kept.get(key)]
+        last, kept[id(key)] = place, settled(item) is settled(items[place])
+    return [key for key in before if id(key) not in kept], [pair for key, pair in after.items() if not kept.get(id(key))]
 
 
 # %% [markdown]

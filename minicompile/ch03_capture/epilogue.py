@@ -506,7 +506,8 @@ def write_effects(ep: Epilogue):
 # %% [markdown]
 # One writer for each kind of object turns a difference into lines. A list gets one assignment of a slice,
 # or an `extend` where something was only appended. (A deque has no slices: it is cleared and filled.) A
-# dictionary gets a deletion for each key that is gone and an assignment for each that was written. A set is
+# dictionary gets a deletion for each key that is gone and an assignment for each that was written, in the order of the program: at
+# another call these keys may be new. A set is
 # cleared and filled, since the order of a set is that of its history. An object gets its attributes. Where
 # the class has a `__setattr__` or a `__setitem__` of its own, that has run during the trace already, so it
 # must not run again: the generated text calls the method of the builtin class.
@@ -528,8 +529,10 @@ def write_dict(ep, value, before):
     for key in gone:
         pop = pool(ep, collections.OrderedDict.pop if value.cls is collections.OrderedDict else dict.pop)
         ep.writes.append(f"{pop}({target}, {key_expression(ep, key)}, None)")
-    for key in written:
-        k, v = (expression(ep, item) for item in value.items[key])
+    if not gone:                                             # else all keys are guarded
+        written.sort(key=lambda pair: value.writes.get(id(pair[0]), 0))
+    for pair in written:
+        k, v = (expression(ep, item) for item in pair)
         derived = type(value.real) is not value.cls          # then the class may override `__setitem__`
         ep.writes.append(f"{pool(ep, value.cls.__setitem__)}({target}, {k}, {v})" if derived else f"{target}[{k}] = {v}")
 
@@ -539,6 +542,8 @@ def key_expression(ep, key):
         return expression(ep, key.value)
     if isinstance(key, ByIdentity):
         return expression(ep, key.value) if isinstance(key.value, AbstractValue) else pool(ep, key.value)
+    if type(key) is tuple:
+        return "(" + "".join(f"{key_expression(ep, part)}, " for part in key) + ")"
     return constant_text(ep, key)
 
 

@@ -209,7 +209,7 @@ class DictVal(Mutable):
     """dict, OrderedDict or defaultdict. items: key -> (key value, value); keys are plain Python objects
     (see key_of). owner: the object whose `__dict__` this is. attrs: what the trace has hung on an OrderedDict that it has made.
     of_hooks: its keys are the numbers of hooks, which nobody has looked at. asked: the keys that were only asked for (`key_in`), with
-    the value of each that was found; None once they are told apart."""
+    the value of each that was found; None once they are told apart. writes: `id` of the value of a key -> when it was first written."""
     items: dict = field(default_factory=dict)
     cls: type = dict
     real: Any = None
@@ -217,6 +217,7 @@ class DictVal(Mutable):
     keys_guarded: bool = False
     of_hooks: bool = False
     asked: dict | None = field(default_factory=dict)
+    writes: dict = field(default_factory=dict)
     owner: AbstractValue | None = None
     attrs: dict = field(default_factory=dict)
 

@@ -208,7 +208,7 @@ def build(tx, real, kind, source) -> AbstractValue:
         guard(tx, source, "TYPE_MATCH", kind)
         guard(tx, part(AttrSource, source, "__name__"), "CONSTANT_MATCH", real.__name__)
         return MethodName(self=wrap(tx, real.__self__, part(AttrSource, source, "__self__")),
-                          name=real.__name__)
+                          name=real.__name__, source=source)
     if isinstance(real, (*BY_IDENTITY, enum.Enum)):
         guard_identity(tx, real, source)
     else:

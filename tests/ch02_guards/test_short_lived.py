@@ -12,7 +12,7 @@ import torch.nn as nn
 import minicompile
 from minicompile.ch02_guards import codegen, stable
 from minicompile.ch03_capture import hook
-from tests import soak_guards
+from tests import soak_guards, soak_keys
 
 X = torch.ones(2, 2)
 
@@ -99,6 +99,11 @@ def test_defaults_at_the_address_of_others():
 @pytest.mark.parametrize("number", range(12))
 def test_soak(number):
     soak_guards.Soak(random.Random(number)).run(30)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_histories_of_dictionaries(number):
+    soak_keys.History(random.Random(number)).run(30)
 
 
 # ---- the memo by itself ------------------------------------------------------------------------------------------

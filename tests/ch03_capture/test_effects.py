@@ -41,7 +41,7 @@ def test_difference_of_dicts():
                 after[key] = key, object()
         gone, written = difference_of_dicts(before, after)
         made = {key: item for key, item in before.items() if key not in gone}
-        made.update({key: after[key] for key in written})
+        made.update({pair[0]: pair for pair in written})
         assert list(made.items()) == list(after.items())
         if after == before:
             assert not gone and not written

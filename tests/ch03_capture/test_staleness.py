@@ -418,6 +418,92 @@ def test_dictionaries_that_are_equal_for_some_keys(make):
         assert compiled(torch.ones(1), d, p, q) == f(torch.ones(1), d, p, q)
 
 
+def popped(d, a, b):
+    return d.pop(a, 3.0), len(d)
+
+
+def written_again(d, a, b):
+    return d.pop(a, 3.0), d.__setitem__(a, 5.0)
+
+
+@pytest.mark.parametrize("make", [Key, lambda: torch.ones(1), lambda: torch.nn.Linear(1, 1), lambda: lambda: 1, lambda: Equal(1)],
+                         ids=["object", "tensor", "module", "function", "equal"])
+@pytest.mark.parametrize("wrap", [lambda key: key, lambda key: (key, 1), lambda key: ((key,), 1)], ids=["alone", "in-tuple", "in-tuples"])
+@pytest.mark.parametrize("read", [
+    lambda d, a, b: len(d.keys() & {a}), lambda d, a, b: len(d.keys() - {a}), lambda d, a, b: d.keys() == {a, b},
+    lambda d, a, b: len({*d} - {a}), lambda d, a, b: (a, 1) in {(key, 1) for key in d}, lambda d, a, b: d.keys().isdisjoint([a]),
+    lambda d, a, b: {frozenset(d): 1}.get(frozenset([a])), popped, lambda d, a, b: (d.popitem(), len(d))[1], written_again,
+    lambda d, a, b: d.clear(), lambda d, a, b: (d.get(a, 1), d.__setitem__(b, 4.0), d.get(a, 0)),
+    lambda d, a, b: (d.get((a, b)), d.get(a))])
+def test_keys_of_other_calls(read, wrap, make):
+    def f(x, d, a, b):
+        return x + 1, read(d, a, b)
+    a, b = wrap(make()), wrap(make())
+    compiled = minicompile.compile(f, backend="eager")
+    for keys, p, q in (([a], a, b), ([a], a, a), ([a], b, a), ([b], a, b), ([b], b, b), ([b, a], a, b), ([(a, b)], a, b), ([a, b], a, b)):
+        tables = [{key: float(i) for i, key in enumerate(keys)} for _ in range(2)]
+        assert compiled(torch.ones(1), tables[0], p, q)[1] == f(torch.ones(1), tables[1], p, q)[1]
+        assert [*tables[0].items()] == [*tables[1].items()]
+
+
+def test_views_and_methods_are_compared_as_in_eager():
+    def views(x, v, w):
+        return x + 1, v == w
+
+    def methods(x, v, w):
+        return x + 1, v == w, v in (w,), v is w
+    first, second = [], []
+    m, n = first.append, second.append
+    check = minicompile.compile(views, backend="eager")
+    for v, w in (({1: 2}.keys(), {1: 2}.keys()), ({1: 2}.keys(), {2: 2}.keys()), ({1: 2}.items(), {1: 2}.items())):
+        assert check(torch.ones(1), v, w)[1] == (v == w)
+    for calls in ([(m, n), (m, m), (m, first.append), (m, n)], [(m, m), (m, n), (m, first.append), (m, m)]):
+        check = minicompile.compile(methods, backend="eager")
+        minicompile.reset()
+        for v, w in calls:
+            assert check(torch.ones(1), v, w)[1:] == (v == w, v in (w,), v is w)
+
+
+def test_a_key_that_is_written_again_is_the_new_one():
+    def f(x, d, key):
+        del d[key]
+        d[key] = x.sum()
+    for key in (1.0, True, Equal(1)):
+        tables = {"k": 2, 1: 3} if type(key) is not Equal else {"k": 2, Equal(1): 3}, {}
+        tables[1].update(tables[0])
+        minicompile.compile(f, backend="eager")(torch.ones(1), tables[0], key)
+        f(torch.ones(1), tables[1], key)
+        assert [*map(repr, tables[0])] == [*map(repr, tables[1])]
+
+
+@pytest.mark.parametrize("cls", [dict, collections.OrderedDict, collections.defaultdict])
+def test_keys_are_written_in_the_order_of_the_program(cls):
+    def f(x, d, a, b):
+        d["k"] = d[a] = x + 1
+        d[b], d["k"], d[2.0] = x, x, x
+    a, b = Key(), (Key(), 1)
+    compiled = minicompile.compile(f, backend="eager")
+    for keys in ((2.0, b, a, "k"), (), (2,), ("k",), (b, "k"), (2, 3)):
+        tables = [cls() for _ in range(2)]
+        for table, function in zip(tables, (compiled, f)):
+            table.update(dict.fromkeys(keys, 0))
+            function(torch.ones(1), table, a, b)
+        assert str([*tables[0].items()]) == str([*tables[1].items()])
+
+
+@pytest.mark.parametrize("cls", [dict, collections.OrderedDict])
+def test_dictionaries_are_compared_item_by_item(cls):
+    def f(x, d, e):
+        return x + 1, d == e
+    check = minicompile.compile(f, backend="eager")
+    with pytest.raises(RuntimeError):
+        f(torch.ones(1), cls(a=torch.ones(2), b=1), cls(a=torch.ones(2), c=1))
+    with pytest.raises(RuntimeError):
+        check(torch.ones(1), cls(a=torch.ones(2), b=1), cls(a=torch.ones(2), c=1))
+    for d, e in ((cls(a=1, b=2), cls(b=2, a=1)), (cls(a=1), cls(a=1, b=2)), (cls(a=1), cls(b=1)), (cls(a=1, b=2), cls(a=1, b=2))):
+        assert check(torch.ones(1), d, e)[1] == (d == e)
+
+
 def test_objects_that_share_their_state():
     state = {"count": 1}
 

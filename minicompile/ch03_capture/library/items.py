@@ -17,6 +17,7 @@ import types
 import numpy
 import torch
 
+from ...ch02_guards.guards import same_constant
 from ...ch02_guards.sources import CallSource
 from ..attributes import store_in_dict
 from ..builders import as_python
@@ -24,7 +25,7 @@ from ..comparisons import compare, equal, truth
 from ..effects import touch, written_storages
 from ..exceptions import user_error, user_errors
 from ..iterate import unpack, values_of
-from ..keys import counted, entries, guard_found, guard_keys, has_number, is_asked, key_in, key_of
+from ..keys import counted, entries, guard_found, guard_keys, has_number, is_asked, is_plain_key, key_in, key_of
 from ..lookup import lookup, python_method
 from ..operations import binary, fold
 from ..protocol import METHODS, as_dict, method, special
@@ -142,7 +143,12 @@ def store_key(tx, self, key, value):
         return store_in_dict(tx, self.owner, key, value)
     touch(tx, self)
     k = key_in(tx, self, key)
-    self.items[k] = self.items[k][0] if k in self.items and not is_asked(self, k) else key, value
+    known = k in self.items and not is_asked(self, k)
+    if known and type(k) is not str and is_plain_key(k) and not any(is_plain_key(old) and same_constant(old, k) for old in self.items):
+        guard_found(tx, self, k)                         # 1 stays the key where 1.0 is written
+    stored = self.items[k][0] if known else key
+    self.items[k] = stored, value
+    self.writes.setdefault(id(stored), len(self.writes))
 
 
 @method(DictVal, "__delitem__")
