@@ -203,12 +203,11 @@ def wrap_read_only(tx, real, kind, source):
 @BUILDERS.of(functools.partial)
 def wrap_partial(tx, real, kind, source):
     func, args, keywords = wrap_parts(tx, real, source, "func", "args", "keywords")
-    named = entries(tx, keywords)
     fields = part(InstanceDictSource, source)
     guard(tx, fields, "DICT_KEYS", tuple(vars(real)))
     attrs = {k: Lazy(v, part(ItemSource, fields, k)) for k, v in vars(real).items()}
-    return PartialVal(func=func, args=[realize(tx, a) for a in args.items], attrs=attrs, source=source,
-                      kwargs={k: realize(tx, v) for k, (_, v) in named.items()})
+    return PartialVal(func=func, args=[realize(tx, a) for a in args.items], keywords=keywords, attrs=attrs,
+                      source=source)
 
 
 @BUILDERS.of(types.CellType)

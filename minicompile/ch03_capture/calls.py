@@ -42,16 +42,23 @@ from .tracer import (
 from .values import (
     AbstractValue, BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MethodName,
     MethodVal, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, boolean, describe)
-from .wrap import is_made_per_call, part, wrap
+from .wrap import is_made_per_call, part, realize, wrap
 
 
 # %%
 CALLS.update({
     MethodVal: lambda tx, method, args, kwargs: call(tx, method.func, [method.self, *args], kwargs),
     MethodName: lambda tx, method, args, kwargs: call_method(tx, method.self, method.name, args, kwargs),
-    PartialVal: lambda tx, partial, args, kwargs: call(tx, partial.func, [*partial.args, *args], {**partial.kwargs, **kwargs}),
+    PartialVal: lambda tx, partial, args, kwargs: call(tx, partial.func, [*partial.args, *args], {**keywords_of(tx, partial), **kwargs}),
     BuiltinVal: lambda tx, builtin, args, kwargs: builtin.call(tx, args, kwargs),
 })
+
+
+def keywords_of(tx, partial: PartialVal) -> dict:
+    named = {key: realize(tx, v) for key, (_, v) in entries(tx, partial.keywords).items()}
+    if not all(type(key) is str for key in named):
+        user_error(TypeError, "keywords must be strings")
+    return named
 
 
 @CALLS.of(FuncVal)
@@ -313,11 +320,30 @@ def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue
     return call_method(tx, self, name, args[1:], kwargs)
 
 
+@handles(object.__new__)
+def new_object(tx, cls, *args, **kwargs):
+    """Arguments are for an `__init__`: one that has its own `__new__` has to keep them to itself."""
+    if (args or kwargs) and lookup(cls.real, "__new__") is not object.__new__:
+        user_error(TypeError, "object.__new__() takes exactly one argument (the type to instantiate)")
+    if (args or kwargs) and lookup(cls.real, "__init__") is object.__init__:
+        user_error(TypeError, f"{cls.real.__name__}() takes no arguments")
+    refuse_finalizer(tx, cls.real)
+    return ObjVal(cls=cls.real)
+
+
+@handles(object.__init__)
+def init_object(tx, self, *args, **kwargs):
+    own = lookup(self.cls, "__init__") is not object.__init__
+    if (args or kwargs) and (own or lookup(self.cls, "__new__") is object.__new__):
+        owner = "object" if own else self.cls.__name__
+        user_error(TypeError, f"{owner}.__init__() takes exactly one argument (the instance to initialize)")
+    return NONE
+
+
 HANDLED.update({
     object.__setattr__: lambda tx, self, name, value: store_attribute(tx, self, name.value, value),
     object.__delattr__: lambda tx, self, name: store_attribute(tx, self, name.value, None),
     object.__getattribute__: lambda tx, self, name: get_plainly(tx, self, name.value),
-    object.__init__: lambda tx, self, *args: NONE,
     object.__eq__: lambda tx, self, other: boolean(self is other),
     object.__ne__: lambda tx, self, other: boolean(self is not other),
     type.__call__: lambda tx, cls, *args, **kwargs: make_instance(tx, cls, args, kwargs),

@@ -261,7 +261,7 @@ def dict_text(ep, value):
     if type(value.owner) is Const:
         refuse_to_leave(ep, "the __dict__ of a function or an exception", value)
     if value.owner is not None:
-        return f"{expression(ep, value.owner)}.__dict__"
+        return f"{expression(ep, value.owner)}.{'keywords' if type(value.owner) is PartialVal else '__dict__'}"
     pairs = ", ".join(f"{expression(ep, k)}: {expression(ep, v)}" for k, v in value.items.values())
     if value.cls is dict:
         return "{" + pairs + "}"
@@ -478,7 +478,7 @@ RECONSTRUCT.update({
 @reconstructs(PartialVal)
 def partial_text(ep, value):
     args = expressions(ep, (value.func, *value.args))
-    name = variable(ep, value, f"{pool(ep, functools.partial)}({args}{keywords(ep, value.kwargs)})")
+    name = variable(ep, value, f"{pool(ep, functools.partial)}({args}{keywords(ep, {k: v for k, (_, v) in value.keywords.items.items()})})")
     return with_attributes(ep, name, value.attrs)
 
 

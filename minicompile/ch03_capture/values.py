@@ -207,9 +207,10 @@ class ListVal(Mutable):
 
 class DictVal(Mutable):
     """dict, OrderedDict or defaultdict. items: key -> (key value, value); keys are plain Python objects
-    (see key_of). owner: the object whose `__dict__` this is. attrs: what the trace has hung on an OrderedDict that it has made.
-    of_hooks: its keys are the numbers of hooks, which nobody has looked at. asked: the keys that were only asked for (`key_in`), with
-    the value of each that was found; None once they are told apart. writes: `id` of the value of a key -> when it was first written."""
+    (see key_of). owner: the object whose `__dict__`, or the partial whose `keywords`, this is. attrs: what the trace has hung on an
+    OrderedDict that it has made. of_hooks: its keys are the numbers of hooks, which nobody has looked at. asked: the keys that were only
+    asked for (`key_in`), with the value of each that was found; None once they are told apart. writes: `id` of the value of a key ->
+    when it was first written."""
     items: dict = field(default_factory=dict)
     cls: type = dict
     real: Any = None
@@ -399,7 +400,7 @@ class MethodName(AbstractValue):
 class PartialVal(AbstractValue):
     func: AbstractValue = None
     args: list = field(default_factory=list)
-    kwargs: dict = field(default_factory=dict)
+    keywords: DictVal = None
     attrs: dict = field(default_factory=dict)
     cls = functools.partial
 

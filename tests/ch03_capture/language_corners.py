@@ -6,6 +6,7 @@ import collections.abc
 import contextlib
 import decimal
 import enum
+import functools
 import itertools
 import operator
 import random
@@ -166,6 +167,44 @@ def tracebacks_given(x):
     first, second = ValueError().with_traceback(traceback), ValueError()
     second.__traceback__ = traceback
     return x + 1, first.__traceback__ is traceback, second.__traceback__ is traceback, KeyError().with_traceback(None).__traceback__
+
+
+@program
+def arguments_for_object(x):
+    class New:
+        def __new__(cls, first, *args):
+            return object.__new__(cls, *args)
+
+    class Init:
+        def __init__(self, first, *args):
+            super().__init__(*args)
+
+    class Both(New, Init):
+        pass
+
+    class Neither:
+        pass
+    made = [outcome_of(lambda: type(cls(*args)).__name__) for cls in (New, Init, Both, Neither) for args in ((), (1,), (1, 2))]
+    return x + 1, made, [outcome_of(lambda: object.__init__(cls.__new__(cls, 1), *args)) for cls in (New, Init, Neither)
+                         for args in ((), (1,))]
+
+
+@program
+def partials_of_partials(x):
+    inner = functools.partial(lambda *args, **named: (args, named), 1, a=x)
+    outer = functools.partial(inner, 2, a=3, b=4)
+    return inner(), outer(5, b=6), outer.args, outer.func is inner.func, outer.keywords, outer
+
+
+@program(breaks=True)
+def keywords_of_partials(x):
+    new = functools.partial(lambda *args, **named: (args, named), 1, a=x)
+    new.keywords["b"] = 2
+    kept = new.keywords
+    kept.pop("a")
+    seen = new.keywords is kept, new()
+    kept[1] = 3
+    return x + 1, seen, outcome_of(new), sorted(map(str, kept)), repr(new).count("1=3")
 
 
 @program

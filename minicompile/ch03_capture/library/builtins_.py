@@ -25,7 +25,7 @@ from ...ch02_guards.identity import is_long_lived
 from ...errors import SkipFrame
 from ..attributes import get_attribute, has_attribute, set_attribute
 from ..builders import as_python
-from ..calls import HANDLED, guard_function, handles, refuse_finalizer
+from ..calls import HANDLED, guard_function, handles, keywords_of
 from ..comparisons import Deputy, identical, truth
 from ..constants import as_number
 from ..descriptors import in_library, is_library_class
@@ -39,7 +39,7 @@ from ..protocol import METHODS, method, special
 from ..tracer import answer, bases, call, location, plain_python, unsupported
 from ..values import (
     AbstractValue, CellVal, Const, DictVal, ExcVal, FALSE, FuncVal, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal, PartialVal,
-    SliceVal, SuperVal, SymVal, TRUE, TensorVal, TupleVal, boolean, const, describe, is_class, is_unseen, specialize)
+    SliceVal, SuperVal, SymVal, TRUE, TensorVal, TupleVal, boolean, const, describe, dict_of, is_class, is_unseen, specialize)
 from ..varying import computed
 from ..wrap import is_made_per_call, wrap
 from .containers import dict_update, result_of, set_of, sort_values, stop_iteration
@@ -523,6 +523,16 @@ def make_super(tx, cls=None, obj=None):
     return SuperVal(after=cls.real, self=obj)
 
 
+@handles(functools.partial)
+def make_partial(tx, function, /, *args, **kwargs):
+    """One of a partial is one of that one's function."""
+    if type(function) is PartialVal and not function.attrs:
+        function, args, kwargs = function.func, (*function.args, *args), {**keywords_of(tx, function), **kwargs}
+    partial = PartialVal(func=function, args=list(args))
+    partial.keywords = dict_of(kwargs, owner=partial)
+    return partial
+
+
 @handles(types.MappingProxyType)
 def make_mapping_proxy(tx, mapping):
     if type(mapping) is not DictVal:
@@ -540,8 +550,6 @@ HANDLED.update({
     vars: lambda tx, value: unless_raised(AttributeError, lambda: get_attribute(
         tx, value, "__dict__")) or unsupported(tx, "vars() of what has no __dict__"),
     object: lambda tx: ObjVal(cls=object),
-    object.__new__: lambda tx, cls, *args, **kwargs: refuse_finalizer(tx, cls.real) or ObjVal(cls=cls.real),
-    functools.partial: lambda tx, function, /, *args, **kwargs: PartialVal(func=function, args=list(args), kwargs=kwargs),
     types.MethodType: lambda tx, function, self: MethodVal(func=function, self=self),
     types.SimpleNamespace: lambda tx, /, **attributes: ObjVal(
         cls=types.SimpleNamespace, attrs=attributes),

@@ -46,7 +46,7 @@ FIELDS = {
     (MethodName, "__name__"): lambda v: const(v.name),
     (PartialVal, "func"): lambda v: v.func,
     (PartialVal, "args"): lambda v: TupleVal(items=list(v.args)),
-    (PartialVal, "keywords"): lambda v: dict_of(v.kwargs),
+    (PartialVal, "keywords"): lambda v: v.keywords,
     (FuncVal, "__name__"): lambda v: const(v.name),
     (FuncVal, "__qualname__"): lambda v: const(v.code.co_qualname),
     (FuncVal, "__module__"): lambda v: const(v.globals.get("__name__")),
