@@ -95,7 +95,8 @@ def load_plain(source: KernelSource) -> Callable:
     def run(*args):
         programs = grid(*args[pointers:])
         if programs:
-            function[(programs,)](*args, **options)
+            with contextlib.nullcontext() if interpreting() else worker.pairs_taken_apart():
+                function[(programs,)](*args, **options)
     return run
 
 # %% [markdown]
@@ -210,7 +211,7 @@ def make_task(source: KernelSource, arch: int, aligned: bool) -> dict:
     anonymous = re.sub(rf"\b{re.escape(source.name)}\b", "kernel", text)
     settings = (sorted(options["signature"].items()), sorted(options["constants"].items()),
                 options["num_warps"], arch, aligned)
-    key = cache_key("triton", anonymous, settings, triton_version(), sorted(worker.TRITON_OPTIONS.items()))
+    key = cache_key("triton", anonymous, settings, triton_version(), sorted(worker.TRITON_OPTIONS.items()), worker.TWO_SUMS)
     return dict(name=source.name, key=key, code=text, signature=options["signature"],
                 constants=options["constants"], num_warps=options["num_warps"], arch=arch,
                 aligned=pointer_names(source) if aligned else [],

@@ -19,8 +19,10 @@
 # and a line on standard output says for which task. What it says behind the number is empty, or what went wrong.
 
 # %%
+import contextlib
 import os
 import pickle
+import re
 import select
 import shutil
 import struct
@@ -73,8 +75,9 @@ def compile_kernel(task: dict) -> dict:
                   for i, name in enumerate(signature) if name in task["aligned"]}
     constants = {(function.arg_names.index(n),): v for n, v in task["constants"].items()}
     source = ASTSource(function, signature, constants, attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", task["arch"], 32),
-                              options={"num_warps": task["num_warps"], **TRITON_OPTIONS})
+    with pairs_taken_apart():
+        compiled = triton.compile(source, target=GPUTarget("cuda", task["arch"], 32),
+                                  options={"num_warps": task["num_warps"], **TRITON_OPTIONS})
     data = compiled.metadata
     if getattr(data, "global_scratch_size", 0) or getattr(data, "profile_scratch_size", 0):
         raise RuntimeError("the kernel needs scratch memory")
@@ -82,6 +85,61 @@ def compile_kernel(task: dict) -> dict:
             "num_warps": data.num_warps}
 
 # %% [markdown]
+# ## A step of our own in Triton's compiler
+#
+# Triton's last forms of a kernel are LLVM's, then PTX, NVIDIA's assembly language, and then the binary, which NVIDIA's assembler `ptxas`
+# makes. LLVM computes with as few bits as it can. Of `tl.arange(0, 256)` it knows that eight are enough, so it gives a quotient such as
+# `rindex // 49` sixteen, may put two of these into one register, and adds 147 to one of them with the instruction that adds pairs:
+#
+#     mov.b32    %r96, {%rs122, %rs123};      // a register of 32 bits from two of 16
+#     mov.b32    %r97, 147;
+#     add.s16x2  %r98, %r96, %r97;
+#     mov.b32    {%rs124, _}, %r98;           // the second sum is of no use
+#
+# Where only one of the two sums is of use, ptxas of CUDA 12.8 and 12.9 makes `VIADD.16x2 R0, R0, 0x0` of that: it adds zero. The kernel
+# reads another element than it should, or a program's sum of small integers is wrong. Minima and maxima of pairs are right. Triton lets
+# others add to its stages, so behind the one that makes PTX each sum of pairs is taken apart into two sums. Without pairs there is nothing
+# to get wrong, and such sums are rare.
+
+# %%
+SUM_OF_PAIRS = re.compile(r"add\.[su]16x2\s+([^,;]+),([^,;]+),([^,;]+);")
+TWO_SUMS = r"""{
+    .reg .b32 pair, other;  .reg .b16 low, high, plus_low, plus_high;
+    mov.b32 pair, \2;  mov.b32 {low, high}, pair;
+    mov.b32 other, \3;  mov.b32 {plus_low, plus_high}, other;
+    add.s16 low, low, plus_low;  add.s16 high, high, plus_high;
+    mov.b32 \1, {low, high};
+    }"""
+
+
+def two_sums(ptx: str) -> str:
+    return SUM_OF_PAIRS.sub(TWO_SUMS, ptx)
+
+
+@contextlib.contextmanager
+def pairs_taken_apart():
+    """What Triton compiles meanwhile has no sums of pairs. A hook of the program's own goes first."""
+    from triton import knobs
+    before = knobs.runtime.add_stages_inspection_hook
+
+    def hook(*args):
+        known = before(*args) if before is not None else ("", "")
+        if not args:                         # Triton asks for what makes its keys other ones
+            return tuple(part + SUM_OF_PAIRS.pattern for part in known)
+        stages = args[1]
+        make_ptx = stages["ptx"]
+        stages["ptx"] = lambda *given: two_sums(make_ptx(*given))
+        return known
+
+    knobs.runtime.add_stages_inspection_hook = hook
+    try:
+        yield
+    finally:
+        knobs.runtime.add_stages_inspection_hook = before
+
+# %% [markdown]
+# ## One task
+#
 # Triton keeps its own cache of every intermediate form on disk. Ours holds the final ones, so each child
 # gives Triton a directory to throw away, in memory where there is `/dev/shm`.
 

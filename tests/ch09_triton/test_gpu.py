@@ -50,6 +50,13 @@ def test_pointwise(n, dtype):
           atol=2e-2 if dtype in (BF16, torch.float16) else 1e-5)
 
 
+@pytest.mark.parametrize("rows", range(1, 9))
+@pytest.mark.parametrize("n", range(2, 12))
+def test_a_sum_and_a_transposed_read_in_one_kernel(rows, n):
+    """Indices of so few elements have 16 bits, and are added in pairs."""
+    check(lambda x: x.sum() / x.numel() + x.mT / 0.1, r(rows, n, n), rtol=1e-5, atol=1e-5)
+
+
 UNARY = ["exp", "expm1", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asinh", "atan", "erf", "erfc", "lgamma", "digamma",
          "sigmoid",
          "floor", "ceil", "trunc", "round", "sign", "sqrt", "rsqrt", "log", "reciprocal", "signbit"]

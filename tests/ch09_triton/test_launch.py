@@ -3,6 +3,7 @@ import contextlib
 import dataclasses
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -133,6 +134,52 @@ def ptx_of(monkeypatch, body, i, *buffers) -> str:
     task = launch.make_task(emit_triton(kernel([body.loop((i,))], buffers, ["in0"], ["out0"], (i,))), 90, True)
     launch.worker.compile_kernel(task)
     return emitted[0].asm["ptx"]
+
+
+PAIR = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry kernel(.param .u64 where) {
+    .reg .b64 %rd<2>;  .reg .b32 %r<4>;  .reg .b16 %rs<4>;
+    ld.param.u64 %rd1, [where];
+    ld.global.u16 %rs1, [%rd1];
+    mov.b32 %r1, {%rs1, %rs2};
+    mov.b32 %r2, 147;
+    add.s16x2 \t%r3, %r1, %r2;
+    mov.b32 {%rs3, _}, %r3;
+    st.global.b16 [%rd1], %rs3;
+    ret;
+}
+"""
+
+
+def test_a_sum_of_pairs_keeps_its_constant(tmp_path):
+    """Of which only one is of use: `ptxas` forgets what is added."""
+    from triton import knobs
+    text, binary = tmp_path / "kernel.ptx", tmp_path / "kernel.cubin"
+    text.write_text(launch.worker.two_sums(PAIR))
+    subprocess.run([knobs.nvidia.ptxas.path, "--gpu-name=sm_90", text, "-o", binary], check=True)
+    shown = subprocess.run([knobs.nvidia.nvdisasm.path, binary], capture_output=True, text=True, check=True).stdout
+    assert re.search(r"ADD.*, 0x93\b", shown), shown
+
+
+@pytest.mark.skipif(launch.interpreting(), reason="compiles for a GPU")
+def test_kernels_are_assembled_without_sums_of_pairs(monkeypatch, tmp_path):
+    from triton import knobs
+    from triton.backends.nvidia.compiler import CUDABackend
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    real, assembled, seen = CUDABackend.make_ptx, [], []
+    monkeypatch.setattr(CUDABackend, "make_ptx", lambda *args: real(*args) + "// add.s16x2 \t%r3, %r1, %r2;\n")
+    monkeypatch.setattr(CUDABackend, "make_cubin", lambda self, ptx, *rest: assembled.append(ptx) or b"")
+    monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", own := lambda *args: seen.append(args) or ("own", "own"))
+    b, i = Body(), sym("i0", 1000)
+    b.store("out0", i.expr, b.load("in0", i.expr))
+    launch.worker.compile_kernel(launch.make_task(emit_triton(kernel(
+        [b.loop((i,))], (buffer("in0", (1000,)), buffer("out0", (1000,))), ["in0"], ["out0"], (i,))), 90, True))
+    text, = assembled
+    assert "16x2" not in text and "add.s16 low, low, plus_low;" in text
+    assert seen and knobs.runtime.add_stages_inspection_hook is own
 
 
 @pytest.mark.skipif(launch.interpreting(), reason="compiles for a GPU")
