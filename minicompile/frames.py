@@ -244,22 +244,29 @@ def on_miss(state: FrameState, function, *args):
         undo.clear()                              # it holds objects of the program
 
 
+def fits(entry, state: FrameState, function, args) -> bool:
+    return codegen.failing_guard(entry.guards, state.code, function, args, entry.constants) is None
+
+
 def made_meanwhile(state: FrameState, created: int, function, args):
     """An entry for this call that another thread has made while this one waited for its turn: ten threads that
     begin to serve one model need two versions, not ten."""
     made = [] if state.cache.created == created else list(state.cache.entries)
-    return next((entry for entry in made
-                 if codegen.failing_guard(entry.guards, state.code, function, args, entry.constants) is None), None)
+    return next((entry for entry in made if fits(entry, state, function, args)), None)
 
 
 def done_ahead(state: FrameState, function, args):
     """An entry that fits this call once what its trace did ahead of the graph is done for the objects of this call, too."""
     for entry in list(state.cache.entries):
-        undo = [take_back for source, again in entry.ahead
-                for take_back in again(codegen.read_source(source, state.code, function, args, entry.constants))]
-        if undo and codegen.failing_guard(entry.guards, state.code, function, args, entry.constants) is None:
-            state.undo += undo
-            return entry
+        undo = []
+        try:
+            for source, again in entry.ahead:
+                undo += again(codegen.read_source(source, state.code, function, args, entry.constants))
+            if undo and fits(entry, state, function, args):
+                state.undo += undo
+                return entry
+        except Exception:                            # objects of another make, which the program will meet
+            pass
         for take_back in reversed(undo):
             take_back()
     return None

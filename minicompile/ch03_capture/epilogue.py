@@ -47,6 +47,7 @@ from .values import (
     AbstractValue, ByIdentity, ByValue, CellVal, Const, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
     MethodName, MethodVal, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TracebackVal, TupleVal, ViewVal,
     const, describe, is_unseen, like)
+from .wrap import source_of_item
 
 
 @dataclass(eq=False)
@@ -84,7 +85,7 @@ def expression(ep: Epilogue, value) -> str:
         return constant_text(ep, value.value)
     if type(value) is Lazy:
         return constant_text(ep, value.real) if value.source is None else \
-            ep.names.get(value) or variable(ep, value, value.source.text())
+            ep.names.get(value) or variable(ep, value, source_of_item(ep.tx, value).text())
     name = ep.names.get(value)
     if name is not None:
         return name

@@ -127,12 +127,18 @@ def guard_identity(tx, real, source):
     guard(tx, source, "ID_MATCH" if is_fixed(real) else "FUNCTION_CODE", real)
 
 
+def source_of_item(tx, item: Lazy) -> Source | None:
+    if callable(item.source):
+        item.source = item.source(tx)
+    return item.source
+
+
 def realize(tx, item) -> AbstractValue:
     """A Lazy item becomes a value now, and is guarded now."""
     if type(item) is not Lazy:
         return item
     if item.value is None:
-        item.value = wrap(tx, item.real, item.source(tx) if callable(item.source) else item.source)
+        item.value = wrap(tx, item.real, source_of_item(tx, item))
     return item.value
 
 

@@ -240,7 +240,7 @@ def version_or_none(value) -> int | None:
 
 def make_state(tx: Tracer, optimizer: ObjVal, init_group, lists: int) -> None:
     """Make the state of the parameters that have a gradient by now, in all groups."""
-    table, groups = getattr(optimizer.real, "state", None), getattr(optimizer.real, "param_groups", ())
+    table, groups = getattr(optimizer.real, "state", None), groups_of(optimizer.real)
     seen = optimizer.attrs.keys() & {"state", "param_groups"} or id(table) in tx.objects.tracked or changed(tx, groups) or any(
         changed(tx, group) or changed(tx, group["params"]) for group in groups)
     if seen or tx.options.inference or any(type(c.manager) is Const for c in tx.contexts):
@@ -265,10 +265,17 @@ def gradient_to_be(tx: Tracer, p: torch.Tensor) -> tuple | None:
     return *(tuple(map(present, form)) for form in (fake.shape, fake.stride())), fake.dtype, fake.device
 
 
+def groups_of(optimizer) -> list:
+    """Its groups of parameters; none if they are not what PyTorch makes of them."""
+    groups = getattr(optimizer, "param_groups", None)
+    usual = type(groups) is list and all(type(group) is dict and type(group.get("params")) is list for group in groups)
+    return groups if usual else []
+
+
 def state_of_first_step(init_group, lists: int, forms: dict, optimizer) -> list:
     """Make the state of all parameters without one. forms: (group, place in it) -> what `gradient_to_be` says. Returns functions that
     take back what was made."""
-    table, groups, undo = getattr(optimizer, "state", None), getattr(optimizer, "param_groups", ()), []
+    table, groups, undo = getattr(optimizer, "state", None), groups_of(optimizer), []
     elsewhere = torch.is_inference_mode_enabled() or torch._C._len_torch_function_stack()
     if not isinstance(optimizer, torch.optim.Optimizer) or type(table) is not collections.defaultdict or elsewhere or \
             any(group.get("differentiable") for group in groups):

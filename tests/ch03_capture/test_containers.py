@@ -470,3 +470,18 @@ def test_what_the_interpreter_raises_is_not_the_programs(monkeypatch):
     monkeypatch.setattr(comparisons, "compare", broken)
     with pytest.raises(LookupError, match="ours"):
         minicompile.compile(sorts, backend="eager")(torch.ones(3))
+
+
+KEYS = [b"a", 1.5, 1j, torch.float32, torch.device("cpu"), (b"a", 1), len, object(), torch.nn.ReLU()]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: type(key).__name__)
+@pytest.mark.parametrize("copied", [lambda d: d.copy(), lambda d: d | {"new": 1}, lambda d: {**d}, lambda d: list(d.items())],
+                         ids=["copy", "or", "unpacked", "items"])
+@pytest.mark.usefixtures("fresh")
+def test_items_are_handed_on_that_nobody_has_looked_at(copied, key):
+    """At keys that cannot be written down in the code of an entry."""
+    fast = minicompile.compile(lambda x, d: (x + 1, copied(d)), backend="eager", fullgraph=True)
+    for value in (object(), [1], None):
+        made = fast(torch.ones(1), {key: value})[1]
+        assert made == copied({key: value})

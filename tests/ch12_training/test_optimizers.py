@@ -263,6 +263,28 @@ def test_states_that_were_exchanged_or_cleared():
                 del o.state[a]
 
 
+@pytest.mark.parametrize("groups", [lambda group: [group["params"]], lambda group: [{"lr": 0.1}], lambda group: [], lambda group: None])
+def test_groups_of_another_make_raise_what_they_raise_in_eager(groups):
+    def step(net, optimizer, x):
+        net(x).sum().backward()
+        optimizer.step()
+
+    def errors(step):
+        found = []
+        for strange in (False, True):
+            net = torch.nn.Linear(3, 3)
+            optimizer = torch.optim.Adam(net.parameters())
+            if strange:
+                optimizer.param_groups = groups(optimizer.param_groups[0])
+            try:
+                step(net, optimizer, torch.ones(2, 3))
+                found.append(None)
+            except Exception as error:
+                found.append((type(error), str(error)))
+        return found
+    assert errors(minicompile.compile(step, backend="eager")) == errors(step)
+
+
 def test_a_program_that_looks_at_the_state_sees_what_is_there():
     def make():
         net = network()
