@@ -13,7 +13,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -o faulthandler_timeo
 test: $(VENV)/installed
 	$(PYTEST) -m "not processes" $(PYTEST_ARGS)
 
-# Faults, scripts, commands, packages and bisection: tests that start processes, which import PyTorch each.
+# Faults, scripts, commands, packages, bisection, Triton's interpreter: tests that start processes, which import PyTorch each.
 test-processes: $(VENV)/installed
 	$(PYTEST) -m processes $(PYTEST_ARGS)
 

@@ -157,6 +157,7 @@ def test_allowed_things_are_allowed():
     assert not violations(text, "ch03_capture/example.py")
 
 
+@pytest.mark.processes
 def test_torch_compile_is_not_even_imported():
     done = subprocess.run([sys.executable, "-c", "import sys, torch, minicompile\nm = torch.nn.Linear(3, 3)\n"
                            "minicompile.compile(lambda x: torch.nn.functional.gelu(m(x)) + 1)(torch.ones(2, 3)).sum().backward()\n"

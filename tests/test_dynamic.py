@@ -120,6 +120,7 @@ def test_one_kernel_serves_all_sizes(name):
     agree(function, [(make(n, m),) for n, m in SIZES], "cpp")
 
 
+@pytest.mark.processes
 def test_triton():
     """The tests marked below, in a process in which Triton interprets."""
     run = subprocess.run([sys.executable, "-m", "pytest", "-q", __file__, "-k", "triton_kernels"], capture_output=True,

@@ -212,6 +212,7 @@ def test_set_logs_is_exact_and_clear():
     assert not any(map(logs.on, logs.ARTIFACTS))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("value, words", [("graph_breaks", "[minicompile.graph_breaks]"), ("nonsense", "Unknown log 'nonsense'")])
 def test_the_environment_variable(value, words):
     done = subprocess.run([sys.executable, "-c", "import torch, minicompile\n@minicompile.compile(backend='eager')\n"

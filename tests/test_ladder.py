@@ -274,6 +274,7 @@ def test_triton_program(name):
     check(fn, inputs(), "triton")
 
 
+@pytest.mark.processes
 def test_triton_rung():
     """Triton decides at import whether it interprets, so these programs run in a process of their own."""
     import subprocess

@@ -623,6 +623,7 @@ def test_what_the_program_has_frozen_stays_frozen(monkeypatch):
     assert gc.get_freeze_count() > 0.9 * frozen > 0
 
 
+@pytest.mark.processes
 def test_what_the_first_call_of_a_process_was_given_is_freed_without_the_collector():
     """What compiling imports leaves frames in cycles, which hold the frames below them."""
     done = subprocess.run([sys.executable, "-c", textwrap.dedent("""

@@ -80,11 +80,13 @@ def test_command_line(arguments, words, tmp_path, monkeypatch, capsys):
     assert all(w in text for w in words) and len(text.splitlines()) == 1, text
 
 
+@pytest.mark.processes
 def test_command_line_as_a_process(tmp_path):
     status, text = command("bench", "nanogtp", cwd=tmp_path)
     assert status == 1 and text.startswith("minicompile: ") and len(text.splitlines()) == 1, text
 
 
+@pytest.mark.processes
 def test_wrong_use_in_a_script_names_its_line(tmp_path):
     (tmp_path / "script.py").write_text("import torch\n\nf = torch.compile(abs, mode='fastest')\n")
     status, text = command("run", tmp_path / "script.py")
@@ -150,6 +152,7 @@ def test_cache_directory_that_is_full(tmp_path, monkeypatch):
 
 # ---- Python --------------------------------------------------------------------------------------------------------
 
+@pytest.mark.processes
 @pytest.mark.parametrize("version", [(3, 10, 4), (3, 14, 0)])
 def test_unsupported_python(version):
     done = subprocess.run([sys.executable, "-c", f"import sys\nsys.version_info = {version}\nsys.version = '{version[0]}.{version[1]}'\n"
@@ -157,6 +160,7 @@ def test_unsupported_python(version):
     assert done.stderr.splitlines()[-1].startswith("ImportError: minicompile needs CPython 3.11, 3.12 or 3.13; this is 3.")
 
 
+@pytest.mark.processes
 def test_makefile_names_another_python(tmp_path):
     fake = tmp_path / "python3.10"
     fake.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'import sys; sys.version_info = (3, 10); exec(sys.argv[2])' \"$@\"\n")

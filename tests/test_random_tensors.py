@@ -44,6 +44,7 @@ def test_found_before(path, rung):
     assert compare.check(path.read_text(), rung) is None
 
 
+@pytest.mark.processes
 def test_in_tritons_interpreter():
     """Triton decides at import whether it interprets, so these programs run in a process of their own."""
     run = subprocess.run([sys.executable, "-c", f"""

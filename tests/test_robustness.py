@@ -404,6 +404,7 @@ def test_what_a_handler_of_signals_raises_in_compiled_code(where, monkeypatch):
         signal.signal(signal.SIGUSR1, old)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
 def test_signals_at_any_moment():
     """A handler that raises, and one that calls compiled code, at many moments of a compilation. Afterwards nothing is held that
@@ -584,6 +585,7 @@ def test_endless_recursion_raises_as_in_eager():
     assert close(minicompile.compile(chain)(torch.ones(2)), chain(torch.ones(2)))
 
 
+@pytest.mark.processes
 def test_recursion_as_deep_as_eager_allows():
     """A graph break adds two frames to every level; they are not counted. And the end of the C stack is an error, no crash."""
     out = script("""
@@ -611,6 +613,7 @@ def at_depth(n, function):
     return function() if n == 0 else at_depth(n - 1, function)
 
 
+@pytest.mark.processes
 def test_the_recursion_limit_strikes_where_the_compiler_is_asked_about_a_frame_of_its_own():
     """Then the call runs eagerly: that is no exception of a handler of signals, which the program would be given. In a process of its own,
     since each code object is asked about once."""
@@ -727,6 +730,7 @@ def test_compiled_code_inside_dispatch_and_function_modes():
 
 # ---- processes -----------------------------------------------------------------------------------------------------
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", ["eager", "default"])
 def test_fork(backend):
     out = script(f"""
@@ -759,6 +763,7 @@ def test_fork(backend):
     assert out == "ok\n"
 
 
+@pytest.mark.processes
 def test_a_fork_waits_until_nobody_compiles():
     """The child would have the locks and the switched-off collector of a thread that it does not have."""
     out = script("""
@@ -777,6 +782,7 @@ def test_a_fork_waits_until_nobody_compiles():
     assert out == "2.0\n"
 
 
+@pytest.mark.processes
 def test_multiprocessing_spawn(tmp_path):
     (tmp_path / "spawned.py").write_text(textwrap.dedent("""
         import multiprocessing, torch, minicompile
@@ -805,6 +811,7 @@ def test_multiprocessing_spawn(tmp_path):
     assert done.stdout == "ok\n", done.stderr
 
 
+@pytest.mark.processes
 def test_shutdown_with_compiled_functions():
     out = script("""
         import atexit, torch, minicompile, threading, weakref
@@ -1201,6 +1208,7 @@ def test_monitoring():
     assert seen and torch.equal(compiled(x), broken_in_two(x))
 
 
+@pytest.mark.processes
 def test_pdb_steps_through_a_compiled_function():
     out = subprocess.run([sys.executable, "-c", textwrap.dedent("""
         import pdb, torch, minicompile
@@ -1392,6 +1400,7 @@ def test_reset_and_compile_while_a_compiled_function_runs():
         assert torch.equal(compiled(torch.ones(2), True), torch.full((2,), 3.0))
 
 
+@pytest.mark.processes
 def test_reset_forgets_every_code():
     """And what was met as a part of the library, and skipped, is compiled when somebody asks for it."""
     assert script("""
@@ -1413,6 +1422,7 @@ def test_reset_forgets_every_code():
     """) == "[1, 0]\n1 1\n[None, None]\n"
 
 
+@pytest.mark.processes
 def test_without_the_hook():
     out = script("""
         import sys, warnings
@@ -1449,6 +1459,7 @@ def test_without_the_hook():
     assert out == "ok\ninterrupted None\n"
 
 
+@pytest.mark.processes
 def test_what_the_first_trace_imports_is_not_a_change():
     """PyTorch's meta kernels import its own compiler, which registers pytree nodes: the first graph of a process may depend on those."""
     assert script("""

@@ -705,6 +705,7 @@ def test_a_broken_function_trains():
     assert len(seen) == 2
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the Triton kernels run in this process")
 def test_the_triton_kernels_in_its_interpreter():
     pytest.importorskip("triton")

@@ -38,6 +38,7 @@ def test_arguments_are_bound_as_cpython_binds_them(args, kwargs):
             bind_all(*wrong)
 
 
+@pytest.mark.processes
 def test_the_compiled_function_is_captured():
     out, err = python("""
         import functools, torch, minicompile
@@ -82,6 +83,7 @@ def test_the_compiled_function_is_captured():
     assert err.count("python3-dev") == 1 and len([line for line in err.splitlines() if "Warning" in line]) == 1, err
 
 
+@pytest.mark.processes
 def test_after_a_break_and_inside_disable():
     python("""
         import torch, minicompile

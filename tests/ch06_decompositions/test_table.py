@@ -528,6 +528,7 @@ def test_primitives_are_few_and_described():
     assert len([op for op in TABLE if op not in PRIMITIVES]) > 300
 
 
+@pytest.mark.processes
 def test_the_table_prints():
     command = [sys.executable, "-m", "minicompile.ch06_decompositions"]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout

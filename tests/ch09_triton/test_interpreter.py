@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is that process")
 @pytest.mark.parametrize("module", ["test_pointwise", "test_reductions", "test_columns"])
 def test_kernels_under_the_interpreter(module):

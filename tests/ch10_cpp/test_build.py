@@ -99,6 +99,7 @@ def test_wrong_number_of_arguments(fresh_cache):
         f(x)
 
 
+@pytest.mark.processes
 def test_there_is_one_openmp_runtime_and_it_obeys_set_num_threads():
     script = """
 import sys, torch

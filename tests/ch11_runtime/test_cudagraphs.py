@@ -174,6 +174,7 @@ print(found)
 """
 
 
+@pytest.mark.processes
 def test_whether_other_threads_may_call_libraries():
     """In a process of its own, where the tests' tools have no threads."""
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=100)
