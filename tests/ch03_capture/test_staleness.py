@@ -13,6 +13,8 @@ import torch
 from recorders import Recorder, same
 
 import minicompile
+from minicompile.ch02_guards.guards import same_constant
+from minicompile.ch03_capture.library import items as items_module
 
 SCALE, LIST, TABLE = 2, [1, 2], {"k": 1, "f": torch.relu}
 
@@ -474,6 +476,19 @@ def test_a_key_that_is_written_again_is_the_new_one():
         minicompile.compile(f, backend="eager")(torch.ones(1), tables[0], key)
         f(torch.ones(1), tables[1], key)
         assert [*map(repr, tables[0])] == [*map(repr, tables[1])]
+
+
+def test_a_written_key_is_compared_with_one_key(monkeypatch):
+    def f(x, d):
+        for key in keys:
+            d[key] = 1
+        return x + 1
+    keys, compared = [*range(20), *((i, "a") for i in range(20))], []
+    monkeypatch.setattr(items_module, "same_constant", lambda a, b: compared.append(a) or same_constant(a, b))
+    table = dict.fromkeys([*map(float, keys[:20]), *keys[20:]], 0)
+    minicompile.compile(f, backend="eager")(torch.ones(1), table)
+    assert [*map(repr, table)] == [*map(repr, map(float, keys[:20])), *map(repr, keys[20:])] and {*table.values()} == {1}
+    assert len(compared) <= len(keys)
 
 
 @pytest.mark.parametrize("cls", [dict, collections.OrderedDict, collections.defaultdict])

@@ -33,7 +33,7 @@ from ..subscripts import contains, index_of, is_missing, is_among, set_item
 from ..tensors import emit, tensor_shape
 from ..tracer import call, unsupported
 from ..values import (
-    Const, DictVal, FALSE, ListVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TRUE, TensorVal,
+    Const, DictVal, FALSE, Lazy, ListVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TRUE, TensorVal,
     TupleVal, ViewVal, boolean, const, is_unseen)
 from ..varying import varying_item
 from ..wrap import part, realize, wrap
@@ -144,9 +144,9 @@ def store_key(tx, self, key, value):
     touch(tx, self)
     k = key_in(tx, self, key)
     known = k in self.items and not is_asked(self, k)
-    if known and type(k) is not str and is_plain_key(k) and not any(is_plain_key(old) and same_constant(old, k) for old in self.items):
-        guard_found(tx, self, k)                         # 1 stays the key where 1.0 is written
     stored = self.items[k][0] if known else key
+    if type(stored) is Lazy and type(k) is not str and is_plain_key(k) and not same_constant(stored.real, k):
+        guard_found(tx, self, k)                         # 1 stays the key where 1.0 is written
     self.items[k] = stored, value
     self.writes.setdefault(id(stored), len(self.writes))
 
