@@ -34,6 +34,7 @@ import decimal
 import fractions
 import functools
 import itertools
+import operator
 import re
 import sys
 import types
@@ -245,12 +246,25 @@ class ViewVal(Mutable):
         return type(getattr(collections.OrderedDict() if self.of.cls is collections.OrderedDict else {}, self.kind)())
 
 
+class Unequal:
+    """In place of a key that equals no other one: only its hash is asked for."""
+    def __init__(self, key):
+        self.hashed = hash(key)
+
+    def __hash__(self):
+        return self.hashed
+
+
 def like(order, copied=True):
     """What a set is made of, by `set(...)`, that gives its items in the order of the set `order`, and
     preferably has as much room for more; None when no such thing is found. copied: this may be a set."""
+    places = {id(key): key if copied else Unequal(key) for key in order}
+
+    def made(content):
+        return set(content) if copied else {places[id(key)] for key in content}
     for contents in ([order, tuple(order)][not copied:], itertools.islice(itertools.permutations(order), 1000)):
-        if alike := [content for content in contents if list(set(content)) == list(order)]:
-            return next((content for content in alike if sys.getsizeof(set(content)) == sys.getsizeof(order)), alike[0])
+        if alike := [content for content in contents if all(map(operator.is_, made(content), places.values()))]:
+            return next((content for content in alike if sys.getsizeof(made(content)) == sys.getsizeof(order)), alike[0])
     return None
 
 

@@ -485,3 +485,25 @@ def test_items_are_handed_on_that_nobody_has_looked_at(copied, key):
     for value in (object(), [1], None):
         made = fast(torch.ones(1), {key: value})[1]
         assert made == copied({key: value})
+
+
+class Equal:
+    def __init__(self, value):
+        self.value = value
+
+    def __hash__(self):
+        return hash(self.value)
+
+    def __eq__(self, other):
+        return isinstance(other, Equal) and self.value == other.value
+
+
+def test_a_set_leaves_with_objects_of_one_hash():
+    def f(x, first, *objects):
+        kept = {first, *objects}
+        kept.discard(first)
+        return x + 1, kept, frozenset({*objects, objects[0].value})
+    compiled = minicompile.compile(f, backend="eager", fullgraph=True)
+    for values in ((1, 1, 9), (8, 16, 24, 0), (1, 2, 2)):
+        inputs = torch.ones(1), *map(Equal, values)
+        assert [*map(list, compiled(*inputs)[1:])] == [*map(list, f(*inputs)[1:])]
