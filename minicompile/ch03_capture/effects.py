@@ -59,12 +59,13 @@ from .values import BIRTHS, CellVal, DictVal, Lazy, ListVal, ObjVal, SetVal, Abs
 @dataclass(eq=False)
 class Effects:
     """changed: id of a value -> the value, and what it held before. calls: those that are made after the graph has run,
-    (function, values of its arguments). undo: functions that take back what was done ahead of the graph. ahead: how it
-    is done in another call, (source, function of what is found there that returns such functions). pure_since: when the
-    code began that may change only what it has made, or 0. region: the number of the checkpoint that the program is in, or 0.
-    generators: those that have begun."""
+    (function, values of its arguments); calls_before: and before anything is written. undo: functions that take back what was done
+    ahead of the graph. ahead: how it is done in another call, (source, function of what is found there that returns such functions).
+    pure_since: when the code began that may change only what it has made, or 0. region: the number of the checkpoint that the program
+    is in, or 0. generators: those that have begun."""
     changed: dict = field(default_factory=dict)
     calls: list = field(default_factory=list)
+    calls_before: list = field(default_factory=list)
     undo: list = field(default_factory=list)
     ahead: list = field(default_factory=list)
     generators: list = field(default_factory=list)

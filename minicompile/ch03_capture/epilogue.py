@@ -495,13 +495,18 @@ AHEAD: list = []             # function(ep) -> lines of text that run before the
 
 
 def write_effects(ep: Epilogue):
-    """Text for everything the program changed outside of itself."""
+    """Text for everything the program changed outside of itself. An iterator is asked before what it goes over changes."""
+    call_all(ep, ep.tx.effects.calls_before)
     for value, before in list(ep.tx.effects.changed.values()):
         WRITERS[type(value)](ep, value, before)
     for write in ENDINGS:
         write(ep)
     refuse_made_leaves(ep)
-    for function, args in ep.tx.effects.calls:
+    call_all(ep, ep.tx.effects.calls)
+
+
+def call_all(ep, calls):
+    for function, args in calls:
         ep.writes.append(f"{pool(ep, function)}({expressions(ep, args)})")
 
 # %% [markdown]

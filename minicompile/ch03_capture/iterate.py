@@ -30,7 +30,7 @@ import torch
 
 from ..ch02_guards.guards import OVER_DICTS, rest_of_loop, sources_of_loop
 from ..ch02_guards.sources import LocalSource, RestSource, TurnSource
-from .effects import call_later, changed
+from .effects import changed
 from .exceptions import interprets, user_error, user_errors
 from .interpreter import advance, let_go, unless_raised
 from .keys import entries
@@ -146,7 +146,7 @@ def emptied(container):
 # stops inside of it, chapter 4 makes another one that does not (`capture_frame`).
 #
 # The program may hold the iterator by a name of its own, so in the end that is taken as far as the trace has come. What it goes over
-# may not change meanwhile.
+# may not change meanwhile. After the last turn it may, so the iterator is taken before anything is written.
 
 # %%
 MOST_TURNS = 64
@@ -176,12 +176,11 @@ def has_module(item) -> bool:
 
 def turns_left(tx, iterator: ObjVal, rest: list, at: RestSource):
     """The values of the turns. What the real iterator is asked for by then is asked at the end, as one call of the epilogue."""
-    place, containers = len(tx.effects.calls), [c for source in sources_of_loop(iterator.real) for c in gc.get_referents(source)]
-    call_later(tx, take, iterator, const(0))
+    calls, containers = tx.effects.calls_before, [c for source in sources_of_loop(iterator.real) for c in gc.get_referents(source)]
     for turn in range(len(rest) + 1):
         if any(changed(tx, container) is not None for container in containers):
             unsupported(tx, "a loop over what has changed meanwhile")
-        tx.effects.calls[place] = take, (iterator, const(turn + 1))
+        calls[:] = [(take, (iterator, const(turn + 1)))]
         if turn < len(rest):
             yield item_of_turn(tx, iterator.real, rest[turn], TurnSource(at, turn))
 

@@ -519,6 +519,30 @@ def loop_in_a_loop(model, x):
     return x
 
 
+def grows_and_is_left(model, x):
+    layers = {layer.number: layer for layer in model.layers}
+    for number, layer in layers.items():
+        x = layer(x)
+        if number == 5:
+            layers["new"] = layer
+            break
+    return x, len(layers)
+
+
+def is_emptied_and_filled(model, x):
+    layers, out = list(model.layers), []
+    iterator = iter(layers)
+    for layer in iterator:
+        x = layer(x)
+        if layer.number == 5:
+            del layers[1:]
+            break
+    layers += model.layers
+    for layer in iterator:
+        out.append(layer.number)
+    return x, out
+
+
 def on_values(model, x):
     for layer in model.layers:
         x = layer(x)
@@ -530,7 +554,7 @@ def on_values(model, x):
 @pytest.mark.parametrize("breaks", [(1,), (0,), (1, 4), (7,), range(8)], ids=str)
 @pytest.mark.parametrize("function", [
     counted, left, not_left, iterator_with_a_name, exhausted, next_in_the_body, how_far_two_have_come, pairs_of_one, shared_by_two_loops,
-    grows, changes_its_size, raises_inside, loop_in_a_loop, on_values], ids=lambda f: f.__name__)
+    grows, changes_its_size, grows_and_is_left, is_emptied_and_filled, raises_inside, loop_in_a_loop, on_values], ids=lambda f: f.__name__)
 def test_loops_over_modules(function, breaks):
     compiled = minicompile.compile(function, backend="eager")
     for model in (Layers(8, breaks), Layers(8, breaks), Layers(10, breaks)):
