@@ -174,7 +174,7 @@ def difference(a, b, path="", others=()):
 
 def numbers_differ(a, b, path, others, dtype: str):
     """The same for lists of numbers. Floats may be as far apart as four times the others are, plus a rounding error, and
-    anything where the others are a tenth of the largest number apart."""
+    anything where the others are a tenth of the largest number apart, but for halves, of which a rounding alone may be as much."""
     if a == b:
         return None
     if not others or "float" not in dtype or len({len(a), len(b), *map(len, others)}) > 1:
@@ -189,7 +189,9 @@ def numbers_differ(a, b, path, others, dtype: str):
     slack = (2.0 if eps.bits < 32 else 8.0) * eps.eps * (a.abs() + scale)
     slack += max(4 * eps.smallest_normal * eps.eps, 128 * torch.finfo(torch.float32).smallest_normal)   # a GPU has zeros below it
     spread = (others - a).abs().amax(0)
-    near = both & (((a - b).abs() <= 4 * spread + slack) | (spread >= 0.1 * max(scale, 0.1)))     # a tenth of it all: roundings made it
+    near = both & ((a - b).abs() <= 4 * spread + slack)
+    if eps.bits >= 32:
+        near |= both & (spread >= 0.1 * max(scale, 0.1))        # a tenth of it all: roundings made it
     wrong = (decided & ~(near | (a == b) | (a.isnan() & b.isnan()))).nonzero().flatten().tolist()
     return (f"{path}[{wrong[0]}] and {len(wrong) - 1} more", a[wrong[0]].item(), b[wrong[0]].item()) if wrong else None
 
