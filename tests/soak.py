@@ -115,16 +115,18 @@ def threads(seconds, seed, jobs, number) -> Found:
     return Found(words, "\n".join(wrong))
 
 
+def histories(module, what, seconds, seed) -> Found:
+    """Of objects, each call compared with eager: `python -m MODULE`."""
+    status, said = process(["-W", "ignore", "-m", module, "--seconds", str(seconds), "--seed", str(seed)], 2 * seconds + 120)
+    return Found(f"{what} from seed {seed}: {tail(said, 1)}", "" if status == 0 else f"ended with {status}\n{tail(said)}")
+
+
 def short_lived(seconds, seed, jobs, number) -> Found:
-    status, said = process(["-W", "ignore", "-m", "tests.soak_guards", "--seconds", str(seconds), "--seed", str(seed)], 2 * seconds + 120)
-    words = f"objects that live shortly from seed {seed}: {tail(said, 1)}"
-    return Found(words, "" if status == 0 else f"ended with {status}\n{tail(said)}")
+    return histories("tests.soak_guards", "objects that live shortly", seconds, seed)
 
 
 def dictionaries(seconds, seed, jobs, number) -> Found:
-    status, said = process(["-W", "ignore", "-m", "tests.soak_keys", "--seconds", str(seconds), "--seed", str(seed)], 2 * seconds + 120)
-    words = f"histories of dictionaries from seed {seed}: {tail(said, 1)}"
-    return Found(words, "" if status == 0 else f"ended with {status}\n{tail(said)}")
+    return histories("tests.soak_keys", "histories of dictionaries", seconds, seed)
 
 
 def programs_alone(seconds, seed, jobs, number) -> Found:

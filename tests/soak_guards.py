@@ -303,22 +303,27 @@ PROGRAMS = {
 }
 
 
-def soak(seed: int, seconds: float, calls: int = 40) -> int:
-    """Episodes until the time is over; how many there were."""
+def soak(made, name: str, calls: int, seed: int, seconds: float) -> int:
+    """What `made` makes of random numbers, run with so many calls until the time is over; how many there were. name: of one of them."""
     end, number = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         minicompile.reset()
         try:
-            Soak(random.Random(seed * 1_000_003 + number)).run(calls)
+            made(random.Random(seed * 1_000_003 + number)).run(calls)
         except AssertionError as error:
-            raise AssertionError(f"seed {seed}, episode {number}: {error}") from None
+            raise AssertionError(f"seed {seed}, {name} {number}: {error}") from None
         number += 1
     return number
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main(about: str, made, name: str, names: str, calls: int):
+    """The command that soaks. about: the docstring of its module."""
+    parser = argparse.ArgumentParser(description=about.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    print(f"{soak(options.seed, options.seconds)} episodes without a difference")
+    print(f"{soak(made, name, calls, options.seed, options.seconds)} {names} without a difference")
+
+
+if __name__ == "__main__":
+    main(__doc__, Soak, "episode", "episodes", 40)

@@ -5,18 +5,15 @@ or of several kinds: what is compared by identity, by a method of its class or b
 and names get other keys and values, and objects are freed and made again, often at the same address. Each call has to give what eager
 gives, and to leave the dictionaries as eager leaves them.
 """
-import argparse
 import collections
 import enum
-import random
-import time
 import types
 from dataclasses import dataclass
 
 import torch
 
 import minicompile
-from tests.soak_guards import Strange, same as same_tensor
+from tests.soak_guards import Strange, main, same as same_tensor
 
 X = torch.ones(2)
 NAMES = ("a", "b", "G", "H", "o.key")
@@ -172,22 +169,5 @@ def same(a, b) -> bool:
     return same_tensor(a, b) if isinstance(a, torch.Tensor) else isinstance(a, (str, int, float)) and a == b
 
 
-def soak(seed: int, seconds: float, calls: int = 60) -> int:
-    """Histories until the time is over; how many there were."""
-    end, number = time.monotonic() + seconds, 0
-    while time.monotonic() < end:
-        minicompile.reset()
-        try:
-            History(random.Random(seed * 1_000_003 + number)).run(calls)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}, history {number}: {error}") from None
-        number += 1
-    return number
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    print(f"{soak(options.seed, options.seconds)} histories without a difference")
+    main(__doc__, History, "history", "histories", 60)

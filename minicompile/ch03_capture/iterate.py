@@ -150,6 +150,7 @@ def emptied(container):
 
 # %%
 MOST_TURNS = 64
+MAKE_TUPLES = (enumerate, zip, OVER_DICTS[2])
 
 
 def begun_before(tx: Tracer, iterator: AbstractValue) -> AbstractValue:
@@ -193,10 +194,10 @@ def take(iterator, turns: int):
 def item_of_turn(tx, iterator, item, source) -> AbstractValue:
     """What an iterator gives at one turn. The tuples of `enumerate`, `zip` and `items()` are made for the turn."""
     kind = type(iterator)
-    if kind not in (enumerate, zip, OVER_DICTS[2]):
+    if kind not in MAKE_TUPLES:
         return wrap(tx, item, source)
     inner = (None, iterator.__reduce__()[1][0]) if kind is enumerate else iterator.__reduce__()[1] if kind is zip else (None, None)
-    return TupleVal(items=[Lazy(part, TurnSource(source, n)) if type(of) not in (enumerate, zip, OVER_DICTS[2]) else
+    return TupleVal(items=[Lazy(part, TurnSource(source, n)) if type(of) not in MAKE_TUPLES else
                            item_of_turn(tx, of, part, TurnSource(source, n)) for n, (of, part) in enumerate(zip(inner, item))])
 
 
