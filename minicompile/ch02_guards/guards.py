@@ -48,7 +48,7 @@ from typing import Any, Callable
 import torch
 
 from ..logs import count
-from .identity import Made, held, is_found, is_long_lived, strongly, weakly, weakly_found
+from .identity import Made, held, is_found, is_long_lived, module_name, strongly, weakly, weakly_found
 from .sources import AttrSource, DictGetSource, GlobalStateSource, InstanceDictSource, ItemSource, Source
 
 
@@ -87,7 +87,7 @@ def speaks(value) -> bool:
     function, inside = type(value).__repr__, ()
     if isinstance(value, (dict, list, tuple, set, frozenset)):
         inside = (*dict.keys(value), *dict.values(value)) if isinstance(value, dict) else value
-    return type(function) is types.FunctionType and function.__module__.split(".")[0] not in ("torch", "enum") or any(map(speaks, inside))
+    return type(function) is types.FunctionType and module_name(function).split(".")[0] not in ("torch", "enum") or any(map(speaks, inside))
 
 
 def one(words: str) -> str:
@@ -463,7 +463,7 @@ HOLD_OTHERS = (tuple, type(iter(())), enumerate, zip, map, filter, reversed)
 
 def holds_others(real) -> bool:
     """Whether what dies with `real` is not known by its type."""
-    return isinstance(real, HOLD_OTHERS) or type(real).__module__ == "itertools"
+    return isinstance(real, HOLD_OTHERS) or module_name(type(real)) == "itertools"
 
 
 def runs_code_at_death(real) -> bool:

@@ -39,7 +39,7 @@ def is_long_lived(thing) -> bool:
     if isinstance(thing, type):
         return not thing.__flags__ & HEAP_TYPE or is_of_library(thing, *full_name(thing))
     if isinstance(thing, types.ModuleType):
-        return is_of_library(thing, thing.__name__)
+        return is_of_library(thing, module_name(vars(thing)))
     if isinstance(thing, types.BuiltinFunctionType):
         return thing.__self__ is None or isinstance(thing.__self__, (type, types.ModuleType)) \
             and is_long_lived(thing.__self__)
@@ -48,12 +48,22 @@ def is_long_lived(thing) -> bool:
 
 def full_name(cls: type) -> tuple[str, str]:
     """Module and qualified name: what a class has in common with those that the same statement makes."""
-    return cls.__module__, cls.__qualname__
+    return module_name(cls), cls.__qualname__
+
+
+def module_name(thing) -> str:
+    """The module of which a class, a function or a namespace says that it is; "" if none, since programs write and delete these names."""
+    if type(thing) is dict:
+        name = thing.get("__name__")
+    else:
+        name = getattr(thing, "__module__", None) if not isinstance(thing, type) else \
+            vars(thing).get("__module__") if thing.__flags__ & HEAP_TYPE else thing.__module__
+    return name if isinstance(name, str) else ""
 
 
 def is_of_library(thing, module: str, name: str = "") -> bool:
     """Whether `thing` is what a library has under this name."""
-    if str(module).partition(".")[0] not in LIBRARIES:
+    if module.partition(".")[0] not in LIBRARIES:
         return False
     found = sys.modules.get(module)
     for part in name.split(".") if name else ():
@@ -129,6 +139,6 @@ OWNED = (type, types.FunctionType, functools._lru_cache_wrapper, types.ModuleTyp
 def held(constant):
     """A constant as an entry holds it: a weak reference, or itself."""
     if not isinstance(constant, OWNED) or isinstance(constant, types.FunctionType) and is_of_library(
-            constant, constant.__module__, constant.__qualname__):
+            constant, module_name(constant), constant.__qualname__):
         return constant
     return weakly(constant)

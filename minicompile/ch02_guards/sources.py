@@ -39,7 +39,7 @@ from types import ModuleType
 from typing import Any, Callable
 
 from ..ch01_graphs.floats import float_text
-from .identity import held, strongly
+from .identity import held, module_name, strongly
 
 
 class Source:
@@ -166,9 +166,9 @@ class ConstantSource(Source):
     def name(self):
         real = strongly(self.value)
         if isinstance(real, ModuleType):
-            return real.__name__
-        if type(real) is dict and "__name__" in real:
-            return f"globals() of {real['__name__']}"
+            return module_name(vars(real))
+        if type(real) is dict and module_name(real):
+            return f"globals() of {module_name(real)}"
         return super().name()
 
     def __eq__(self, other):

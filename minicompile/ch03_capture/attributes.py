@@ -52,7 +52,7 @@ import numpy
 import torch
 
 from ..ch02_guards.guards import class_lookup, slot, slot_is_empty
-from ..ch02_guards.identity import HEAP_TYPE
+from ..ch02_guards.identity import HEAP_TYPE, module_name
 from ..ch02_guards.sources import AttrSource, FieldSource, InstanceDictSource, ItemSource, SlotSource
 from .class_attributes import class_attribute, constant_attribute, python_module_attribute
 from .descriptors import (
@@ -207,7 +207,7 @@ def empty_slot(tx, obj, name):
     """What reading a slot without a value raises."""
     cls = obj.cls
     guard_empty(tx, obj, name)
-    full = cls.__qualname__ if cls.__module__ == "__main__" else f"{cls.__module__}.{cls.__qualname__}"
+    full = cls.__qualname__ if module_name(cls) in ("", "__main__", "builtins") else f"{module_name(cls)}.{cls.__qualname__}"
     called = cls.__name__ if PYTHON < (3, 13) else full
     user_error(AttributeError, f"'{called}' object has no attribute '{name}'")
 

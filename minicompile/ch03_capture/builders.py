@@ -37,6 +37,7 @@ from typing import Callable
 import numpy
 import torch
 
+from ..ch02_guards.identity import module_name
 from ..ch02_guards.sources import (
     AttrSource, CallSource, DictGetSource, InstanceDictSource, ItemSource, ListItemSource, ModuleAttrSource, NthSource, Source,
     TupleItemSource)
@@ -261,9 +262,9 @@ def as_python(tx: Tracer, value: AbstractValue, instead=lambda value: None):
     if kind is SliceVal:
         return slice(*(as_python(tx, v) for v in (value.start, value.stop, value.step)))
     if kind is ObjVal and value.real is not None and not value.attrs:
-        if type(value.real).__module__ == "typing" and value.source is not None:
+        if module_name(type(value.real)) == "typing" and value.source is not None:
             guard(tx, value.source, "ID_MATCH", value.real)
-        if isinstance(value.real, GIVEN_AS_THEY_ARE) or type(value.real).__module__ == "typing":
+        if isinstance(value.real, GIVEN_AS_THEY_ARE) or module_name(type(value.real)) == "typing":
             return value.real
     raise NotConstant
 

@@ -20,7 +20,7 @@ import torch
 
 from .. import marks
 from ..ch01_graphs.floats import MATH
-from ..ch02_guards.identity import HEAP_TYPE
+from ..ch02_guards.identity import HEAP_TYPE, module_name
 from ..ch02_guards.sources import AttrSource, ItemSource
 from ..errors import SkipFrame
 from .attributes import get_attribute, get_plainly, store_attribute
@@ -98,7 +98,7 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     real, kind = function.real, type(function.real)
     handler = HANDLED.get(real) if isinstance(real, HANDLED_KINDS) else None
     if handler is None and kind is types.FunctionType:
-        handler = HANDLED.get((real.__module__, real.__name__))
+        handler = HANDLED.get((module_name(real), real.__name__))
     if handler is not None and not (isinstance(real, type) and is_patched(real)):
         return call_handler(tx, lambda: describe(function), handler, args, kwargs)
     if isinstance(real, type):
@@ -113,7 +113,7 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
         return REAL_CALLS[kind](tx, function, args, kwargs)
     if method := python_method(function.cls, "__call__"):
         return call(tx, wrap(tx, method), [function, *args], kwargs)
-    if (getattr(real, "__module__", None) or kind.__module__).split(".")[0] == "numpy" and real is not None:
+    if (module_name(real) or module_name(kind)).split(".")[0] == "numpy" and real is not None:
         return call_numpy(tx, real, args, kwargs)
     if lookup(function.cls, "__call__") is MISSING:
         user_error(TypeError, f"'{function.cls.__name__}' object is not callable")
@@ -163,7 +163,7 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue
         return call(tx, wrap(tx, real.__closure__[0].cell_contents), args, kwargs)
     if handler := BY_CODE.get(DISABLED_BY_TORCH if DISABLED_BY_TORCH in vars(real) else code):
         return handler(tx, function, *args, **kwargs)
-    if is_refused_module(real.__module__ or ""):
+    if is_refused_module(module_name(real)):
         unsupported(tx, f"a call of {real.__module__}.{real.__qualname__}")
     return inline_code(tx, function, args, kwargs)
 
@@ -268,13 +268,13 @@ def call_builtin(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     real = function.real
     owner = real.__self__                        # the module of a function, the object of a bound method
     if isinstance(owner, types.ModuleType):
-        pure = owner.__name__ in PURE_MODULES
+        pure = module_name(vars(owner)) in PURE_MODULES
     elif isinstance(owner, type):
         pure = owner in PURE_CLASSES
     elif id(owner) in tx.objects.tracked:
         return call_method(tx, tx.objects.tracked[id(owner)], real.__name__, args, kwargs)
     else:
-        pure = (real.__module__ or "") in PURE_MODULES
+        pure = module_name(real) in PURE_MODULES
     if pure and owner is math and real.__name__ in MATH and args and not kwargs and \
             any(type(a) is SymVal for a in args) and {a.cls for a in args} <= {int, float}:
         return emit_float(tx, MATH[real.__name__], args)

@@ -77,7 +77,8 @@ def find_module_attribute(tx, real, at, name):
 
 
 def no_module_attribute(real, name):
-    user_error(AttributeError, f"module '{real.__name__}' has no attribute '{name}'")
+    called = vars(real).get("__name__")
+    user_error(AttributeError, (f"module {called!r}" if isinstance(called, str) else "module") + f" has no attribute '{name}'")
 
 
 # %% [markdown]
@@ -95,7 +96,8 @@ def class_attribute(tx, obj, name):
     if (written := written_in_class(tx, cls, name)) is not None:
         return written
     above = lookup(type(cls), name)
-    if isinstance(above, (types.GetSetDescriptorType, types.MemberDescriptorType)) and hasattr(cls, name):
+    made = name in ("__doc__", "__annotations__") and hasattr(kind, "__get__")         # by what lies in the class
+    if isinstance(above, (types.GetSetDescriptorType, types.MemberDescriptorType)) and not made and hasattr(cls, name):
         return class_fact(tx, obj, name)
     if is_property(above) or python_method(type(above), "__get__") and python_method(type(above), "__set__"):
         return bind_attribute(tx, obj, name, above)                 # a data descriptor of the metaclass comes before the class

@@ -41,7 +41,7 @@ import functools
 import sys
 import types
 
-from ..ch02_guards.identity import HEAP_TYPE
+from ..ch02_guards.identity import HEAP_TYPE, module_name
 from ..ch02_guards.sources import ClassAttrSource, ConstantSource, InstanceDictSource, ItemSource
 from .effects import changed
 from .exceptions import user_error
@@ -99,12 +99,12 @@ LIBRARY_PACKAGES = ("torch", "builtins", "collections", "typing", "enum", "funct
 
 
 def is_library_class(cls) -> bool:
-    return (cls.__module__ or "").split(".")[0] in LIBRARY_PACKAGES
+    return module_name(cls).split(".")[0] in LIBRARY_PACKAGES
 
 
 def in_library(module) -> bool:
     """Whether a Python module without a file is one of torch or of Python."""
-    root = module.__name__.split(".")[0]
+    root = module_name(vars(module)).split(".")[0]
     return root in LIBRARY_PACKAGES or root in sys.stdlib_module_names
 
 
@@ -209,8 +209,8 @@ SLOTS_ONLY = " and no __dict__ for setting new attributes" if PYTHON >= (3, 13) 
 def no_attribute(value_cls, name, more=None):
     """more: words that follow when the attribute cannot be written; before 3.13 that error has no `name`."""
     named = const(name) if PYTHON >= (3, 13) else NONE
-    own = value_cls.__flags__ & HEAP_TYPE or value_cls.__module__ == "builtins"         # of others C knows the full name only
-    called = value_cls.__name__ if own else f"{value_cls.__module__}.{value_cls.__name__}"
+    own = value_cls.__flags__ & HEAP_TYPE or module_name(value_cls) == "builtins"         # of others C knows the full name only
+    called = value_cls.__name__ if own else f"{module_name(value_cls)}.{value_cls.__name__}"
     user_error(AttributeError, f"'{called}' object has no attribute '{name}'{more or ''}",
                **({} if more is None else {"name": named}))
 

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..ch01_graphs.graph import known_history
-from ..ch02_guards.identity import HEAP_TYPE
+from ..ch02_guards.identity import HEAP_TYPE, module_name
 from ..ch02_guards.sources import ConstantSource, LocalSource, is_plain
 from ..errors import Unsupported
 from . import hook
@@ -362,7 +362,7 @@ def object_text(ep, value):
         refuse_to_leave(ep, f"{describe(value)}, of a class made by the trace,", ep.tx.objects.tracked[id(cls)] if bound else value)
     if value.real is not None:
         kind = type(value.real)
-        if kind.__module__.startswith("torch.autograd") or "Backward" in kind.__name__:
+        if module_name(kind).startswith("torch.autograd") or "Backward" in kind.__name__:
             refuse_to_leave(ep, "a node of the autograd graph")
         return pool(ep, value.real)
     base = value.contents.cls if value.contents is not None else \

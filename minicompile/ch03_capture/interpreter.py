@@ -50,6 +50,7 @@ from dataclasses import dataclass, field
 
 
 from ..ch02_guards.guards import holds_others, runs_code_at_death
+from ..ch02_guards.identity import module_name
 from ..ch02_guards.sources import LocalSource
 from ..errors import SkipFrame, Unsupported
 from .binding import bind
@@ -294,7 +295,7 @@ def chain(exc: ExcVal, handled: AbstractValue) -> None:
 def note_passage(frame: Frame, instruction, exc: ExcVal) -> None:
     """`exc` has come out of an instruction of `frame`."""
     before = TracebackVal() if exc.traceback is NONE else exc.traceback
-    if type(before) is TracebackVal and not frame.globals.get("__name__", "").startswith("minicompile."):
+    if type(before) is TracebackVal and not module_name(frame.globals).startswith("minicompile."):
         line = frame.decoded.lines[frame.decoded.index[instruction.offset]]
         passed = frame.code, frame.globals, instruction.offset, line
         exc.traceback = TracebackVal(passed=(*before.passed, passed))

@@ -348,7 +348,9 @@ def is_absent(module: str) -> bool:
 def import_name(tx, frame, i, level, names):
     full = i.argval
     if level.value:
-        package = frame.globals.get("__package__") or frame.globals.get("__name__", "").rpartition(".")[0]
+        package = frame.globals.get("__package__")
+        if not package or not isinstance(package, str) or package.count(".") < level.value - 1:
+            unsupported(tx, "a relative import outside of a package")
         full = importlib.util.resolve_name("." * level.value + full, package)
     if sys.modules.get(full) is None:
         top = full.partition(".")[0]

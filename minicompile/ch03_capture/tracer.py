@@ -49,7 +49,7 @@ from ..ch01_graphs.fake import FakeMode
 from ..ch01_graphs.graph import Graph, Location
 from ..ch01_graphs.shapes import ShapeEnv
 from ..ch02_guards.guards import GuardSet
-from ..ch02_guards.identity import is_long_lived
+from ..ch02_guards.identity import is_long_lived, module_name
 from ..ch02_guards.sources import AttrSource, ConstantSource, GlobalsSource, InstanceDictSource, Source
 from ..errors import SkipFrame, Unsupported
 from .effects import Effects
@@ -298,7 +298,7 @@ def constant_source(tx: Tracer, real) -> ConstantSource:
 # %%
 def module_of(namespace: dict) -> types.ModuleType | None:
     """The Python module whose globals these are, if it is still the one that is imported by this name."""
-    module = sys.modules.get(namespace.get("__name__"))
+    module = sys.modules.get(module_name(namespace))
     return module if type(module) is types.ModuleType and vars(module) is namespace else None
 
 

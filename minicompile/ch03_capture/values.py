@@ -535,6 +535,19 @@ def is_class(value) -> bool:
     return type(value) is ObjVal and isinstance(value.real, type)
 
 
+def own_name_of(real) -> str | None:
+    """How a function, a class or a module is called, without asking a `__getattr__` of the program."""
+    find = (type if isinstance(real, type) else object).__getattribute__
+    for attribute in ("__qualname__", "__name__"):
+        try:
+            found = find(real, attribute)
+        except AttributeError:
+            continue
+        if isinstance(found, str):
+            return found
+    return None
+
+
 def describe(value) -> str:
     """A few words for a message."""
     if isinstance(value, Const):
@@ -542,8 +555,7 @@ def describe(value) -> str:
     if isinstance(value, TensorVal):
         return f"a tensor of shape {tuple(value.fake.shape)}"
     if isinstance(value, ObjVal):
-        named = getattr(value.real, "__qualname__", None) or getattr(value.real, "__name__", None)
-        return named if isinstance(named, str) else f"a {value.cls.__qualname__} object"
+        return own_name_of(value.real) or f"a {value.cls.__qualname__} object"
     if isinstance(value, (TupleVal, ListVal, DictVal, SetVal)):
         return f"a {value.cls.__name__}"
     if isinstance(value, MethodVal):

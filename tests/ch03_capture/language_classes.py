@@ -1860,3 +1860,33 @@ def a_module_that_is_not_there(x):
     except ModuleNotFoundError as error:
         name = error.name, str(error)
     return x + 1, found, name
+
+
+@program
+def super_and_what_it_refuses(x):
+    def said(function):
+        try:
+            return function()
+        except (TypeError, RuntimeError) as error:
+            return str(error)
+
+    class Plain(Doubling):
+        def deleted(self):
+            del self
+            return super()
+
+        def star(*args):
+            return super()
+
+        def nested(self):
+            return lambda: super()
+
+        def inside(self):
+            return (lambda: self.other)() if self is None else super()
+
+    plain = Plain()
+    found = plain.inside()
+    return x + 1, [said(f) for f in (
+        plain.deleted, plain.star, plain.nested(), lambda: super(1, int), lambda: super([], int), lambda: super(lambda: 0, plain),
+        lambda: super(x, plain), lambda: super(), lambda: super(object=plain))], \
+        found.__self__ is plain, found.__thisclass__ is Plain, found.__self_class__ is Plain, found.__class__ is super

@@ -343,3 +343,76 @@ def test_a_hash_is_not_hashed_again():
         objects = [Hashed(n) for n in numbers]
         return x + 1, [hash(o) for o in objects], hash(tuple(objects)), [o.number for o in set(objects)]
     same(minicompile.compile(f, backend="eager", fullgraph=True)(torch.ones(2)), f(torch.ones(2)))
+
+
+class OfNoModule(type):
+    @property
+    def __module__(cls):
+        return 4
+
+
+@pytest.mark.parametrize("name", ["gone", None, 5, [], "torch"])
+def test_names_of_modules_that_are_no_text(name):
+    """`__module__` and `__name__` can be written and deleted. They say nothing about what a thing does."""
+    asked, module = [], types.ModuleType("somewhere")
+    globals_ = {"namedtuple": collections.namedtuple, "__name__": name, "__builtins__": __builtins__}
+
+    class Plain:
+        a = 2
+
+        def f(self):
+            return self.missing
+
+    class Kind(dict):
+        a = 3
+
+    class Above(metaclass=OfNoModule):
+        a = 4
+
+    def function(n=1):
+        return n + 1
+
+    def missing(name):
+        asked.append(name)
+        raise AttributeError(name)
+
+    module.a, module.__getattr__ = 5, missing
+    if name == "gone":
+        del module.__name__, function.__module__, globals_["__name__"]
+        Plain.__module__ = Kind.__module__ = None
+    else:
+        module.__name__ = Plain.__module__ = Kind.__module__ = function.__module__ = name
+    exec("def made(x):\n    pair = namedtuple('Pair', 'a b')\n"
+         "    return pair(1, 2).b, type('D', (), {'z': 3})().z, pair.__module__", globals_)
+
+    def f(x):
+        y, said = x + 1, []
+        for wrong in (lambda: Plain().f(), lambda: module.b, lambda: Kind()(), lambda: Above.q):
+            try:
+                wrong()
+            except (AttributeError, TypeError) as error:
+                said.append(str(error))
+        module.c = x
+        return y, Plain.a, Kind.a, Kind(u=1)["u"], len(Kind()), Above.a, Above().a, function(), module.a, \
+            hasattr(module, "z"), said, globals_["made"](x)
+
+    compiled = minicompile.compile(f, backend="eager")
+    for _ in range(2):
+        same(compiled(torch.ones(2)), f(torch.ones(2)))
+        assert asked[:len(asked) // 2] == asked[len(asked) // 2:]
+
+
+class Counted:
+    count = 0
+
+    def __get__(self, obj, cls):
+        self.count += 1
+        return f"{cls.__name__} {self.count}"
+
+
+def test_a_doc_that_is_computed():
+    class Documented:
+        __doc__ = Counted()
+
+    compiled = minicompile.compile(lambda x: (x + 1, Documented.__doc__), backend="eager", fullgraph=True)
+    assert [compiled(torch.ones(2))[1] for _ in range(3)] == ["Documented 1", "Documented 2", "Documented 3"]

@@ -21,7 +21,7 @@ import types
 
 import torch
 
-from ...ch02_guards.identity import is_long_lived
+from ...ch02_guards.identity import is_long_lived, module_name
 from ...errors import SkipFrame
 from ..attributes import get_attribute, has_attribute, set_attribute
 from ..builders import as_python
@@ -38,7 +38,7 @@ from ..operations import binary, fold, later, printed
 from ..protocol import METHODS, method, special
 from ..tracer import answer, bases, call, location, plain_python, unsupported
 from ..values import (
-    AbstractValue, CellVal, Const, DictVal, ExcVal, FALSE, FuncVal, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal, PartialVal,
+    AbstractValue, Const, DictVal, ExcVal, FALSE, FuncVal, IterVal, ListVal, MethodVal, NONE, NotConstant, ObjVal, PartialVal,
     SliceVal, SuperVal, SymVal, TRUE, TensorVal, TupleVal, boolean, const, describe, dict_of, is_class, is_unseen, specialize)
 from ..varying import computed
 from ..wrap import is_made_per_call, wrap
@@ -454,7 +454,7 @@ def is_instance(tx, value, classes):
 def own_check(cls, name: str):
     """The `__instancecheck__` or `__subclasscheck__` that the program has written for a class, or None."""
     own = python_method(type(cls), name)
-    return own and not (own.__module__ in sys.modules and in_library(sys.modules[own.__module__])) and own or None
+    return own and not ((name := module_name(own)) in sys.modules and in_library(sys.modules[name])) and own or None
 
 
 # %% [markdown]
@@ -506,16 +506,24 @@ def attribute_name(name) -> str:
 
 # %%
 @handles(super)
-def make_super(tx, cls=None, obj=None):
+def make_super(tx, cls=None, obj=None, /, **named):
+    if named:
+        user_error(TypeError, "super() takes no keyword arguments")
     if cls is None:
         frame = tx.frames[-1]
+        if not frame.code.co_argcount:
+            user_error(RuntimeError, "super(): no arguments")
+        first = frame.code.co_varnames[0]
+        obj = read_local(tx, frame, first) if first in frame.locals else None
+        if first in frame.code.co_cellvars:
+            obj = None if obj.content is None else read_cell(tx, obj, first)
+        if obj is None:
+            user_error(RuntimeError, "super(): arg[0] deleted")
         if "__class__" not in frame.locals:
-            user_error(RuntimeError, "super(): __class__ cell not found" if frame.code.co_argcount else "super(): no arguments")
+            user_error(RuntimeError, "super(): __class__ cell not found")
         cls = read_cell(tx, frame.locals["__class__"], "__class__")
-        first = frame.code.co_varnames[:frame.code.co_argcount][:1]
-        obj = read_local(tx, frame, *first) if first and first[0] in frame.locals else None
-        if type(obj) is CellVal:
-            obj = read_cell(tx, obj, "self")
+    if not is_class(cls):
+        user_error(TypeError, f"super() argument 1 must be a type, not {cls.cls.__name__}")
     fits = obj is not None and (issubclass(obj.cls, cls.real) or is_class(obj) and issubclass(
         obj.real, cls.real))
     if not fits:

@@ -23,6 +23,7 @@ import functools
 import types
 import typing
 
+from ...ch02_guards.identity import module_name
 from ..attributes import GETATTR, SETATTR
 from ..builders import as_python
 from ..calls import HANDLED, handles
@@ -136,7 +137,7 @@ def made_by_library(tx, name: str, bases: tuple, attributes: dict) -> AbstractVa
     """A class whose metaclass makes more than a class. It looks at the attributes, and an Enum calls some of them (`CALLED_BY_ENUM`)."""
     kind, refused = type(bases[-1]), f"making the class {name}"
     values = (*attributes.values(), *attributes.get("__annotations__", {}).values())
-    users = [base for base in bases if base.__module__ != "enum"]
+    users = [base for base in bases if module_name(base) != "enum"]
     own = kind is enum.EnumMeta and (attributes.keys() & set(CALLED_BY_ENUM) or any(
         python_method(base, method) not in (None, python_method(enum.Enum, method)) for base in users for method in CALLED_BY_ENUM))
     if own or any(isinstance(value, StandIn) for value in values):
@@ -165,7 +166,7 @@ def made_named_tuple(tx, real) -> AbstractValue:
 def plain_base(cls) -> bool:
     """Whether deriving from a class runs no code of the program."""
     default = lookup(cls, "__init_subclass__") is object.__dict__["__init_subclass__"]
-    return default and cls.__module__ not in ("torch.nn.modules.module", "enum")
+    return default and module_name(cls) not in ("torch.nn.modules.module", "enum")
 
 
 # %% [markdown]
@@ -222,7 +223,7 @@ def make_total_ordering(tx, cls):
 
 @handles(collections.namedtuple)
 def make_namedtuple(tx, *args, **named):
-    named.setdefault("module", const(tx.frames[-1].globals.get("__name__")))
+    named.setdefault("module", const(tx.frames[-1].globals.get("__name__", "__main__")))
     with user_errors():
         real = collections.namedtuple(*(as_python(tx, a) for a in args), **{k: as_python(tx, v) for k, v in named.items()})
     return made_named_tuple(tx, real)
@@ -237,7 +238,8 @@ def type_call(tx, value, bases=None, namespace=None, /, **keywords):
         return wrap(tx, value.cls)
     if namespace is None:
         user_error(TypeError, "type() takes 1 or 3 arguments")
-    whole = dict_of({"__module__": const(tx.frames[-1].globals.get("__name__"))})
+    names = tx.frames[-1].globals
+    whole = dict_of({"__module__": const(names["__name__"])} if "__name__" in names else {})
     METHODS[DictVal, "update"](tx, whole, namespace)
     return make_class(tx, value, unpack(tx, bases) or [wrap(tx, object)], whole, None, keywords)
 

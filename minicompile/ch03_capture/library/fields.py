@@ -284,9 +284,19 @@ def tuple_attribute(tx, value, name):
 # `super().forward(x)` continues the search behind the class in which the calling method was defined.
 
 # %%
+SUPER_FIELDS = {
+    "__class__": lambda tx, value: wrap(tx, super),
+    "__self__": lambda tx, value: value.self,
+    "__thisclass__": lambda tx, value: wrap(tx, value.after),
+    "__self_class__": lambda tx, value: value.self if is_class(value.self) and issubclass(value.self.real, value.after)
+    else wrap(tx, value.self.cls)}
+
+
 @GETATTR.of(SuperVal)
 def super_attribute(tx, value, name):
     obj = value.self
+    if name in SUPER_FIELDS:
+        return SUPER_FIELDS[name](tx, value)
     on_class = is_class(obj) and issubclass(obj.real, value.after)
     order = bases(tx, obj.real if on_class else obj.cls)
     owner = next((base for base in order[order.index(value.after) + 1:] if lookup(base, name) is not MISSING and name in vars(base)), None)

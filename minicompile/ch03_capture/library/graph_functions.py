@@ -14,6 +14,7 @@ from torch.utils._device import _device_constructors
 
 from ... import marks
 from ...ch01_graphs.fake import storage_key
+from ...ch02_guards.identity import module_name
 from ..keys import entries
 from ..tensors import emit, fake_of, run_fake, to_arg
 from ..tracer import Tracer, unsupported
@@ -51,7 +52,7 @@ def is_graph_function(function) -> bool:
         return function in _TORCH_BUILTINS and (name := function.__name__) not in REFUSED_FUNCTIONS \
             and name not in REFUSED_METHODS and (hasattr(torch.ops.aten, name) or name in NO_OPERATORS)
     if kind is types.FunctionType:
-        module = function.__module__ or ""
+        module = module_name(function)
         return module in GRAPH_MODULES and function.__name__ not in REFUSED_FUNCTIONS \
             and function.__name__ not in INLINED_FUNCTIONS
     return False
