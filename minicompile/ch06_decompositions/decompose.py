@@ -42,7 +42,7 @@ from ..ch01_graphs.operators import leaves
 from ..ch01_graphs.recipes import NotKept, asked, fake_call
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.trace import Recorder, run_recorded
-from ..ch05_autograd.cleanup import clean
+from ..ch05_autograd.cleanup import clean, may_refuse
 from .primitives import PRIMITIVES
 from .table import HALF, TABLE
 
@@ -335,7 +335,9 @@ def parts(factor: fx.Node) -> tuple:
 # with an equal question came before, its pattern is written again. Otherwise `expanded` runs the rule and looks whether the
 # results are as the node promises. If they are not, and no copy would mend that, what the rule has written is erased, and the
 # operator itself is written down (`literal`): a library call. What was expanded becomes a pattern. In the end the notes that other
-# stages have left on the node, such as "compute this again in backward", go to all nodes that have come from it.
+# stages have left on the node, such as "compute this again in backward", go to all nodes that have come from it. One does not go to all:
+# an `index` may refuse what the program asked for (chapter 5, `cleanup.py`), and stays though nobody reads it; but the positions
+# that a padding by reflection is expanded to are inside of its operand, so its `index` goes.
 #
 # Decompositions repeat themselves: each asks for its own 0, its own float32 copy of the same bfloat16 tensor.
 # The cleanup of chapter 5 (`clean`) makes equal nodes one, and drops what nothing reads.
@@ -373,8 +375,11 @@ def decompose(gm: fx.GraphModule) -> fx.GraphModule:
             recorder.erase_after(mark)
             out = recorder.repeat(node.target, args, kwargs, expand, node) if node.target in TABLE else expand()
         notes = {k: v for k, v in node.meta.items() if k not in ("val", "location", "origins")}
+        refuses = may_refuse(node)
         for recorded in recorder.since(mark) if notes else ():
             recorded.meta.update(notes)
+            if not refuses and may_refuse(recorded):
+                del recorded.meta["asked"]
         return out
 
     with torch.no_grad(), torch._C._DisableAutocast(), recorder:     # the graph has its casts already

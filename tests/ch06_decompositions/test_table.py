@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
+from minicompile import logs
 from minicompile.ch01_graphs.fake import FakeMode, storage_key
 from minicompile.ch01_graphs.graph import Location, interpret
 from minicompile.ch01_graphs.trace import trace
@@ -146,6 +147,24 @@ def test_softmax_of_masked_rows_and_extremes():
     x = torch.tensor([[-math.inf, -math.inf], [1e4, -1e4], [math.inf, 0.0], [math.nan, 0.0]])
     for fn in (torch.softmax, torch.log_softmax, torch._safe_softmax, torch.logsumexp):
         check(fn, x, 1)
+
+
+@pytest.mark.parametrize("fn", [lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate"),
+                                lambda x: F.interpolate(x, scale_factor=2), lambda x: F.interpolate(x, 7, mode="nearest-exact")])
+def test_what_a_rule_looks_up_goes_if_nobody_reads_it(fn, monkeypatch):
+    """`x[i]` raises for some `i`, and stays. A padding does not raise, whatever its rule makes of it."""
+    def f(x, i):
+        x[i]
+        return torch.autograd.grad(fn(x).sum(), x)[0] * 2
+    x, graphs = torch.randn(2, 3, 4, 4, requires_grad=True), []
+
+    def listen(kind, **data):
+        if kind == "stage" and data["name"] == "forward":
+            graphs.append([n.target for n in data["gm"].graph.nodes])
+    monkeypatch.setattr(logs, "watchers", [listen])
+    result = minicompile.compile(f, backend="decomposed")(x, torch.tensor([1]))
+    torch.testing.assert_close(result, f(x, torch.tensor([1])))
+    assert [targets.count(aten.index.Tensor) for targets in graphs] == [1]
 
 
 def test_softmax_of_no_integers():
