@@ -62,7 +62,7 @@ from ..ch09_triton.launch import load_triton
 from ..ch10_cpp.build import load_cpp
 from ..ch10_cpp.emit import emit_cpp
 from ..config import config
-from ..errors import MinicompileError, Unsupported
+from ..errors import MinicompileError, OutOfRange, Unsupported
 from .numbers import Apart, as_arguments, take_apart
 
 # %% [markdown]
@@ -503,7 +503,13 @@ class HostProgram:
     def __call__(self, args: list) -> list:
         if not self.resolved:
             resolve_kernels(self)
-        return self.run(args)
+        try:
+            return self.run(args)
+        except (IndexError, RuntimeError) as error:         # of a library call that stands in place of another operator
+            if isinstance(error, OutOfRange) or not (isinstance(error, IndexError) or "out of bounds" in str(error)):
+                raise
+            found = OutOfRange(*error.args).with_traceback(error.__traceback__)
+        raise found
 
     @cached_property
     def leaves_history(self) -> bool:

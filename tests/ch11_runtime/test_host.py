@@ -325,3 +325,20 @@ def test_library_calls_on_what_requires_a_gradient_give_no_history():
 
     for got, expected in zip(minicompile.compile(f)(x), f(x)):
         assert not got.requires_grad and got.grad_fn is None and torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("fn", [lambda x, at: x.index_add(0, at, x[:2]), lambda x, at: x[:, 0].index_add(0, at, x[:2, 0]),
+                                lambda x, at: torch.nn.functional.nll_loss(x[:2], at)])
+@pytest.mark.parametrize("backend", ["loops", "cpp"])
+def test_an_index_out_of_range_raises_what_eager_raises(fn, backend):
+    def writes(x, at, kept):
+        kept.add_(1)
+        return fn(x, at)
+
+    x, at, kept = torch.ones(3, 2), torch.tensor([0, 9]), torch.zeros(2)
+    with pytest.raises((IndexError, RuntimeError)) as plain:
+        writes(x, at, kept)
+    step = minicompile.compile(writes, backend=backend)
+    for _ in range(2):
+        with pytest.raises(type(plain.value)):
+            step(x, at, kept)

@@ -38,7 +38,8 @@ ADDRESS = re.compile(r"0x[0-9a-f]+")
 NODE = re.compile(r"grad_fn=<\w+>")            # one node of a compiled region stands for many
 INVALID = re.compile(r"Function \w+ returned an invalid gradient.*", re.DOTALL)      # the same, and its inputs are not those of the one
 NONDETERMINISTIC = "does not have a deterministic"
-OVERWRITTEN = "backward raised one of the variables needed for gradient computation has been"
+OVERWRITTEN = ("backward raised one of the variables needed for gradient computation has been",
+               "backward raised Trying to use a saved tensor that has been detached in-place")
 SAVED = "modified by an inplace operation", "already unpacked once"
 TWICE = "one of its inputs was modified in place since"         # where a second derivative is asked for, with an error of ours
 NAMED = re.compile(r"(?<=modified by an inplace operation: )\[torch.*", re.DOTALL)      # another tensor may be the first to be noticed

@@ -38,6 +38,7 @@ HALF = torch.float16, torch.bfloat16
 # Of two zeros of different signs either may be the larger: eager's loops answer by place, and `relu` is a maximum to a compiler. Of NaN
 # they make one sort of NaN, or keep it, or set all bits, as where a comparison's mask is taken for the number
 LARGER = {"maximum", "minimum", "fmax", "fmin", "relu", "relu_", "clamp", "clamp_", "clamp_min", "clamp_max"}
+SIGNS = {"neg", "neg_", "abs", "abs_"}        # of NaN a kernel changes the sign bit, or makes one sort, as a product with -1 does
 
 
 class Noise(TorchDispatchMode):
@@ -108,11 +109,11 @@ class Noise(TorchDispatchMode):
                          and target.itemsize < source.dtype.itemsize)
         if exact:
             out = self.run_exact(func, args, kwargs)
-            if self.seed % 2 and name in LARGER and out.is_floating_point() and not overlaps(out):
+            if self.seed % 2 and name in LARGER | SIGNS and out.is_floating_point() and not overlaps(out):
                 nan = torch.full((1,), torch.nan, dtype=out.dtype, device=out.device)
                 if self.seed % 4 == 3:
                     nan.view(torch.uint8).fill_(255)
-                out.copy_(torch.where(out == 0, -out, torch.where(out.isnan(), nan[0], out)))
+                out.copy_(torch.where(out.isnan(), nan[0], torch.where(out == 0, -out, out) if name in LARGER else out))
             return out
         schema = func._schema
         written = {i for i, spec in enumerate(schema.arguments) if spec.alias_info is not None and spec.alias_info.is_write}
