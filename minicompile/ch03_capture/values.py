@@ -428,10 +428,11 @@ class SuperVal(AbstractValue):
 
 class BuiltinVal(AbstractValue):
     """A builtin the interpreter itself implements: `call(tx, args, kwargs) -> AbstractValue`. stands_for: an object of C in a class of
-    the trace, such as a property."""
+    the trace, such as a property. binds: whether it is a method there, as a function is."""
     call: Any = None
     name: str = ""
     stands_for: Any = None
+    binds: bool = False
     cls = types.BuiltinFunctionType
 
 

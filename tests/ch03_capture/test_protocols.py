@@ -416,3 +416,76 @@ def test_a_doc_that_is_computed():
 
     compiled = minicompile.compile(lambda x: (x + 1, Documented.__doc__), backend="eager", fullgraph=True)
     assert [compiled(torch.ones(2))[1] for _ in range(3)] == ["Documented 1", "Documented 2", "Documented 3"]
+
+
+def test_keys_of_a_cache_that_the_trace_makes():
+    """By the rules of CPython: one number alone is a key itself, numbers among others are equal, and no cache is none."""
+    def f(x):
+        called = []
+
+        def note(*args):
+            called.append(args)
+            return len(called)
+
+        class Owner:
+            @functools.lru_cache
+            def method(self, n):
+                return note(n), n
+
+        owner = Owner()
+        cached = [functools.lru_cache(note), *(functools.lru_cache(n, t)(note) for n, t in ((9, True), (0, False), (-1, False)))]
+        results = [[c(1), c(1.0), c(True), c(1), c(1, 2), c(1.0, 2), c("a"), c("a")] for c in cached]
+        return x + 1, results, owner.method(3), owner.method(3), called
+
+    same(minicompile.compile(f, backend="eager", fullgraph=True)(torch.ones(2)), f(torch.ones(2)))
+
+
+def test_a_function_that_is_not_cached():
+    called = []
+
+    @functools.lru_cache(maxsize=0)
+    def count(n):
+        called.append(n)
+        return len(called)
+
+    compiled = minicompile.compile(lambda x: (x + 1, count(1), count(1)), backend="eager")
+    assert [compiled(torch.ones(2))[1:] for _ in range(3)] == [(1, 2), (3, 4), (5, 6)]
+
+
+def by_function(name, bases, namespace):
+    return name, bases
+
+
+def test_classes_that_python_refuses_to_make_or_change():
+    def f(x):
+        class Plain(list):
+            pass
+
+        def change(name, *value):
+            (setattr if value else delattr)(Plain, name, *value)
+
+        said = []
+        for wrong in (lambda: change("__bases__", (dict,)), lambda: change("__bases__", ()), lambda: change("__qualname__"),
+                      lambda: change("missing"), lambda: change("__name__", 3), lambda: change("__mro__", ())):
+            try:
+                wrong()
+            except (TypeError, AttributeError) as error:
+                said.append(str(error))
+        return x + 1, said, Plain.__name__
+
+    same(minicompile.compile(f, backend="eager", fullgraph=True)(torch.ones(2)), f(torch.ones(2)))
+
+    def g(x, which):
+        y = x + 1
+        try:
+            if which:
+                return y, type("Derived", (which,), {})
+
+            class Strange(metaclass=by_function):
+                pass
+            return y, Strange
+        except TypeError as error:
+            return y, str(error)
+
+    for base in (None, 3, len, same):
+        same(minicompile.compile(g, backend="eager")(torch.ones(2), base), g(torch.ones(2), base))

@@ -36,7 +36,8 @@ from ..opcodes_calls import named_values
 from ..protocol import METHODS
 from ..tracer import constant_source, unsupported
 from ..values import (
-    AbstractValue, BuiltinVal, CellVal, Const, DictVal, FuncVal, NONE, ObjVal, TupleVal, const, describe, dict_of)
+    AbstractValue, BuiltinVal, CellVal, Const, DictVal, FuncVal, NONE, ObjVal, TupleVal, const, describe, dict_of,
+    is_class)
 from ..wrap import wrap
 
 METACLASSES = (type, abc.ABCMeta)
@@ -54,11 +55,11 @@ REAL = (type, types.FunctionType, types.BuiltinFunctionType, StandIn)     # may 
 HOLDERS = (property, staticmethod, classmethod, dataclasses.Field)
 
 
-def empty_function(value: FuncVal):
+def empty_function(value: FuncVal | BuiltinVal):
     def function(*args, **kwargs):
         raise AssertionError("a stand-in is never called")
-    function.__name__, function.__qualname__ = value.name, value.code.co_qualname
-    if "__isabstractmethod__" in value.attrs:
+    function.__name__, function.__qualname__ = value.name, value.code.co_qualname if type(value) is FuncVal else value.name
+    if type(value) is FuncVal and "__isabstractmethod__" in value.attrs:
         function.__isabstractmethod__ = True
     return function
 
@@ -75,7 +76,7 @@ def stand_in(tx, value: AbstractValue):
         return enum.auto()
     if type(value) is TupleVal and value.cls is tuple:
         return tuple(stand_in(tx, v) for v in unpack(tx, value))
-    real = empty_function(value) if type(value) is FuncVal else StandIn()
+    real = empty_function(value) if type(value) is FuncVal or type(value) is BuiltinVal and value.binds else StandIn()
     if isinstance(value, ObjVal) and any(lookup(value.cls, n) is not MISSING for n in (
             "__get__", "__set__", "__set_name__")):
         unsupported(tx, "a descriptor in a class of the trace")
@@ -96,14 +97,16 @@ def build_class(tx, body, name, *bases, metaclass=None, **keywords):
     namespace = DictVal()
     if type(body) is not FuncVal:
         unsupported(tx, "a class statement")
-    named = (typing.NamedTuple, typing.TypedDict)
-    if metaclass is None and any(type(b) is not ObjVal or not isinstance(b.real, type) and b.real not in named for b in bases):
-        unsupported(tx, "a class with a base that is no class")
     cell = inline(tx, body.code, name.value, body.globals, body.closure, (), {}, (), {}, namespace)
     return make_class(tx, name, bases, namespace, metaclass, keywords, cell)
 
 
 def make_class(tx, name, bases, namespace, metaclass, keywords, cell=None):
+    named = (typing.NamedTuple, typing.TypedDict)
+    if any(not is_class(b) and (type(b) is not ObjVal or b.real not in named) for b in bases):
+        unsupported(tx, "a class with a base that is no class")
+    if metaclass is not None and not is_class(metaclass):
+        unsupported(tx, "a class with a metaclass that is no class")
     reals = types.resolve_bases(tuple(b.real for b in bases))
     metas = {type(b) for b in reals} | ({metaclass.real} if metaclass is not None else set())
     if metaclass is None and type(reals[-1] if reals else None) in METACLASSES_OF_LIBRARY and not keywords:
@@ -247,7 +250,6 @@ def type_call(tx, value, bases=None, namespace=None, /, **keywords):
 @SETATTR.of(type)
 def set_class_attribute(tx, cls: ObjVal, name: str, value: AbstractValue | None):
     """cls.name = value for a class of the trace."""
-    if value is None:
-        delattr(cls.real, name)
-    else:
-        setattr(cls.real, name, stand_in(tx, value))
+    new = None if value is None else stand_in(tx, value)
+    with user_errors():
+        delattr(cls.real, name) if value is None else setattr(cls.real, name, new)

@@ -40,7 +40,7 @@ from ...ch02_guards.identity import HEAP_TYPE
 from ...ch02_guards.sources import AttrSource, CallSource
 from ..attributes import get_attribute
 from ..calls import BY_CODE, HANDLED, REAL_CALLS, handles, inline_code, inline_function, refuse_weak
-from ..comparisons import equal
+from ..comparisons import equal, truth
 from ..effects import effect_free
 from ..exceptions import user_error, user_errors
 from ..interpreter import handled_exception, read_cell, read_local, unless_raised
@@ -53,7 +53,7 @@ from ..protocol import METHODS, method, special
 from ..subscripts import contains, set_item
 from ..tracer import answer, call, constant_source, guard, location, plain_python, unsupported
 from ..values import (
-    BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NONE, NotConstant,
+    BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FALSE, FuncVal, Identity, IterVal, ListVal, MethodVal, NONE, NotConstant,
     ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, is_class)
 from ..wrap import part, realize, wrap
 from .builtins_ import folded, refused
@@ -95,11 +95,14 @@ HANDLED[iter] = lambda tx, value, sentinel=None: iterate(tx, value) if sentinel 
 # cache again in each call, since the program may write to it. After a write of the trace the function might
 # see what it should not; then it is inlined, and has to give a constant. Calls with other objects are inlined
 # as well, which bypasses the cache: only a function with side effects would show that, and those end the
-# graph. A cache that the trace makes keeps its results in the trace.
+# graph. A cache that the trace makes keeps its results in the trace, under keys by the rules of CPython: one `int` or `str` is
+# a key itself, so `f(1)` and `f(1.0)` are two calls. A cache for no results at all is no cache.
 
 # %%
 @REAL_CALLS.of(functools._lru_cache_wrapper)
 def call_cached(tx, function, args, kwargs):
+    if function.real.cache_parameters()["maxsize"] == 0:
+        return call(tx, wrap(tx, function.real.__wrapped__), args, kwargs)
     arguments = [*args, *kwargs.values()]
     known = all(is_known(v) for v in arguments)
     if known and not tx.effects.changed:
@@ -133,23 +136,36 @@ def known_object(value):
 
 
 @handles(functools.lru_cache)
-def make_lru_cache(tx, maxsize=const(128), typed=None):
+def make_lru_cache(tx, maxsize=const(128), typed=FALSE):
+    typed = truth(tx, typed)
     if type(maxsize) is not Const:
-        return memoized(tx, maxsize, 128)
-    return BuiltinVal(name="lru_cache", call=lambda tx, args, kwargs: memoized(tx, args[0], maxsize.value))
+        return memoized(tx, maxsize, 128, typed)
+    if not isinstance(maxsize.value, int | None):
+        user_error(TypeError, "Expected first argument to be an integer, a callable, or None")
+    return BuiltinVal(name="lru_cache", call=lambda tx, args, kwargs: memoized(tx, args[0], maxsize.value, typed))
 
 
-def memoized(tx, function, limit):
+def memoized(tx, function, limit, typed):
     known = {}
 
     def lookup_or_call(tx, args, kwargs):
-        key = tuple(key_of(tx, a) for a in args), tuple((k, key_of(tx, v)) for k, v in kwargs.items())
+        if limit is not None and limit <= 0:
+            return call(tx, function, args, kwargs)
+        key = key_of_call(tx, args, kwargs, typed)
         if key not in known:
             if limit is not None and len(known) >= limit:
                 unsupported(tx, "an lru_cache that is full")
             known[key] = call(tx, function, args, kwargs)
         return known[key]
-    return BuiltinVal(name="memoized", call=lookup_or_call)
+    return BuiltinVal(name="memoized", call=lookup_or_call, binds=True)
+
+
+def key_of_call(tx, args, kwargs, typed):
+    keys = tuple(key_of(tx, a) for a in args)
+    if len(keys) == 1 and not kwargs and not typed and args[0].cls in (int, str):
+        return keys[0]
+    named = tuple((k, key_of(tx, v)) for k, v in kwargs.items())
+    return keys, named, tuple(a.cls for a in (*args, *kwargs.values())) if typed else ()
 
 
 @method(ObjVal, "__get__")
