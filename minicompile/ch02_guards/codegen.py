@@ -381,7 +381,8 @@ _ABSENT = object()
 def base_namespace() -> dict:
     """What the text of sources and guards may name."""
     return {"__Miss": Miss, "__Exception": Exception, "__interrupts": interrupts, "__torch": torch,
-            "__dict_getitem": item_of_dict, "__same_constant": g.same_constant, "__same_keys": g.same_keys,
+            "__dict_getitem": item_of_dict, "__list_getitem": list.__getitem__, "__list_len": list.__len__,
+            "__same_constant": g.same_constant, "__same_keys": g.same_keys,
             "__agree": counters_agree, "__class_has": g.class_has,
             "__methods_are": torch_guards.methods_are, "__class_derives": g.class_derives, "__function_has": g.function_has,
             "__slot": g.slot, "__slot_is_empty": g.slot_is_empty, "__in_class": g.class_lookup,

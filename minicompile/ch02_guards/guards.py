@@ -275,8 +275,8 @@ def constant_match(g, x, const):
 # **Containers and attributes.** A loop over a list was unrolled, so its length matters; a loop over a dict
 # was unrolled in the order of its keys.
 #
-# An empty one is asked for its truth value. `looks` names what a memo has to watch. A class derived from dict may
-# have methods of its own for all of this; what is asked there are the methods of its base (`BASE_KEYS`, `BASE_NO_KEY`).
+# An empty one is asked for its truth value. `looks` names what a memo has to watch. A class derived from list or dict may
+# have methods of its own for all of this; what is asked there are the methods of its base (`BASE_LENGTH`, `BASE_KEYS`, `BASE_NO_KEY`).
 
 # %%
 def length_in_words(g) -> str:
@@ -290,6 +290,12 @@ def length_in_words(g) -> str:
 def length(g, x, const):
     return [Condition(f"len({x}) == {g.expected}",
                       lambda v: changed_in_words(f"length of {g.source}", g.expected, len(v)))]
+
+
+@guard_kind("BASE_LENGTH", length_in_words)
+def base_length(g, x, const):
+    return [Condition(f"__list_len({x}) == {g.expected}",
+                      lambda v: changed_in_words(f"length of {g.source}", g.expected, list.__len__(v)))]
 
 
 def keys_in_words(g) -> str:

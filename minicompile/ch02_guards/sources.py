@@ -271,6 +271,13 @@ class ListItemSource(ItemSource):
     """An item of a list, not of a class derived from it."""
 
 
+class BaseItemSource(ItemSource):
+    """An item of an object whose class derives from list and may have a `__getitem__` of its own."""
+
+    def parts(self):
+        return self.base, "__list_getitem({}, " + repr(self.key) + ")"
+
+
 class VaryingItemSource(Source):
     """An item of a sequence at a place that differs from call to call, an expression. symbols: (name in it, source)."""
     base: Source

@@ -39,8 +39,8 @@ import torch
 
 from ..ch02_guards.identity import module_name
 from ..ch02_guards.sources import (
-    AttrSource, CallSource, DictGetSource, InstanceDictSource, ItemSource, ListItemSource, ModuleAttrSource, NthSource, Source,
-    TupleItemSource)
+    AttrSource, BaseItemSource, CallSource, DictGetSource, InstanceDictSource, ItemSource, ListItemSource, ModuleAttrSource, NthSource,
+    Source, TupleItemSource)
 from ..ch02_guards.torch_guards import CHILD_DICTS
 from .effects import kept_warnings
 from .keys import entries, guard_keys, is_plain_key, key_of_real, value_of_key
@@ -133,9 +133,10 @@ def wrap_dict(tx, real, kind, source):
     return value
 
 
-def dict_contents(tx, obj: ObjVal) -> DictVal | None:
-    """The dictionary part of an object whose class derives from dict, or the list of one that the trace has made of a class derived from
-    list; None for other objects."""
+def contents_of(tx, obj: ObjVal) -> DictVal | ListVal | None:
+    """The dictionary or list inside an object whose class derives from dict or list; None for other objects."""
+    if obj.contents is None and issubclass(obj.cls, list) and obj.real is not None:
+        obj.contents = ListVal(items=lazy_items([*list.__iter__(obj.real)], obj.source, BaseItemSource), real=obj.real, source=obj.source)
     if obj.contents is None and issubclass(obj.cls, dict):
         base = next(c for c in obj.cls.__mro__ if c in DICT_CLASSES)
         if obj.real is None or base is collections.defaultdict:

@@ -24,7 +24,7 @@ from ..ch02_guards.identity import HEAP_TYPE, module_name
 from ..ch02_guards.sources import AttrSource, ItemSource
 from ..errors import SkipFrame
 from .attributes import get_attribute, get_plainly, store_attribute
-from .builders import as_python, dict_contents
+from .builders import as_python, contents_of
 from .descriptors import is_library_class, is_patched
 from .effects import changed
 from .exceptions import UserError, user_error, user_errors
@@ -310,7 +310,7 @@ def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue
     owner, name, self = real.__objclass__, real.__name__, args[0]
     if owner is object:
         unsupported(tx, f"object.{name}")
-    if type(self) is ObjVal and issubclass(owner, (dict, list)) and (contents := dict_contents(tx, self)) is not None:
+    if type(self) is ObjVal and issubclass(owner, (dict, list)) and (contents := contents_of(tx, self)) is not None:
         if asks_its_class(self.cls, owner, name):
             unsupported(tx, f"{owner.__name__}.{name} of {describe(self)}, whose class has a say in it")
         result = call_method(tx, contents, name, args[1:], kwargs)

@@ -408,7 +408,7 @@ def guard_aliasing(tx):
             found.setdefault(value.cls, []).append(value)
         elif value.cls in tx.classes.told_apart and getattr(value, "real", None) is not None:
             unnamed.setdefault(value.cls, []).append(value)
-    changed = {v.cls for v, _ in tx.effects.changed.values()}
+    changed = {type(v.real) for v, _ in tx.effects.changed.values()}        # of a dictionary inside an object, the object's
     for cls in changed:
         objects = [v.real for v in found.get(cls, ()) if type(v) is ObjVal and v.real is not None and cls.__dictoffset__]
         owned = [object.__getattribute__(o, "__dict__") for o in objects]

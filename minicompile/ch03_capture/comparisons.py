@@ -24,7 +24,7 @@ import numpy
 import torch
 
 from .attributes import get_attribute
-from .builders import as_python, dict_contents
+from .builders import as_python, contents_of
 from .constants import as_item
 from .exceptions import INTERPRETING, user_error, user_errors
 from .iterate import length, unpack
@@ -214,10 +214,10 @@ def compare(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue) -> Abst
     result = ask(tx, asked, own_comparison)
     if result is not None:
         return result
-    if ObjVal in kinds and symbol in ("==", "!="):
-        # A dict or list subclass whose own `__eq__`, if any, was asked and left the answer to dict, as Counter does
-        inner = [dict_contents(tx, v) or v if type(v) is ObjVal else v for v in (a, b)]
-        if {type(v) for v in inner} in ({DictVal}, {ListVal}):
+    if ObjVal in kinds:
+        # A dict or list subclass whose own method, if any, was asked and left the answer to dict or list, as Counter does
+        inner = [contents_of(tx, v) or v if type(v) is ObjVal else v for v in (a, b)]
+        if (of := {type(v) for v in inner}) == {ListVal} or of == {DictVal} and symbol in ("==", "!="):
             return compare(tx, symbol, *inner)
     if kinds in ({TupleVal}, {ListVal}):
         return compare_sequences(tx, function, a, b)

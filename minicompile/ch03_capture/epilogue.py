@@ -339,7 +339,7 @@ def made_again(ep, value):
 
 def iterator_at(container, taken: int):
     """iter(container) after `taken` items were taken from it."""
-    iterator = iter(container)
+    iterator = list.__iter__(container) if isinstance(container, list) else iter(container)
     if hasattr(iterator, "__setstate__"):
         iterator.__setstate__(taken)
     else:
@@ -526,8 +526,12 @@ def write_list(ep, value, before):
     target, items = expression(ep, value), expressions(ep, value.items if value.cls is not list else new)
     if value.cls is not list:
         ep.writes.append(f"{target}.clear()")
-    appends = value.cls is not list or start == len(before)
-    ep.writes.append(f"{target}.extend([{items}])" if appends else f"{target}[{start}:{stop}] = [{items}]")
+    appends, derived = value.cls is not list or start == len(before), type(value.real) is not value.cls
+    if derived:                                              # then the class may override these methods
+        change, at = (list.extend, "") if appends else (list.__setitem__, f"{pool(ep, slice)}({start}, {stop}), ")
+        ep.writes.append(f"{pool(ep, change)}({target}, {at}[{items}])")
+    else:
+        ep.writes.append(f"{target}.extend([{items}])" if appends else f"{target}[{start}:{stop}] = [{items}]")
 
 
 def write_dict(ep, value, before):

@@ -212,7 +212,8 @@ def guard_keys(tx, value: ListVal | DictVal):
             tell_keys_apart(tx, value)
         value.keys_guarded = True
         if type(value) is ListVal:
-            guard(tx, value.source, "LENGTH" if value.cls is list else "DEQUE_LENGTH", len(value.real))
+            kind = "DEQUE_LENGTH" if value.cls is not list else "LENGTH" if type(value.real) is list else "BASE_LENGTH"
+            guard(tx, value.source, kind, value.cls.__len__(value.real))
         else:
             keys = tuple(value.cls.keys(value.real))
             if type(value.real) is value.cls:

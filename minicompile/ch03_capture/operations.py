@@ -238,7 +238,7 @@ def answers_itself(a: AbstractValue, method: str, right: type) -> bool:
 
 
 def of_lists(tx, symbol: str, name: str, a, b, inplace: bool) -> AbstractValue | None:
-    """a + b or a * b where one is a list of a derived class that the trace has made; this gives a plain list, or `a` when inplace."""
+    """a + b or a * b where one is a list of a derived class; this gives a plain list, or `a` when inplace."""
     if symbol not in ("+", "*"):
         return None
     left, right = (as_dict(tx, v, f"__{side}{name}__") for v, side in ((a, ""), (b, "r")))

@@ -10,7 +10,7 @@
 # kind. The functions of `iterate.py` and `subscripts.py` only know what Python does when there is no such method.
 
 # %%
-from .builders import dict_contents
+from .builders import contents_of
 from .exceptions import user_error
 from .lookup import python_method
 from .tracer import Tracer, call, unsupported
@@ -48,7 +48,7 @@ def as_dict(tx: Tracer, container: AbstractValue, method: str) -> AbstractValue:
     """The dictionary, or list, inside an object whose class derives from dict or list and does not override `method`; another
     value as it is."""
     if type(container) is ObjVal and not python_method(container.cls, method):
-        return dict_contents(tx, container) or container
+        return contents_of(tx, container) or container
     return container
 
 
@@ -61,6 +61,6 @@ def operate(tx: Tracer, value: AbstractValue, name: str, *args) -> AbstractValue
     if type(inner) not in (DictVal, ListVal):
         return special(tx, value, name, *args)
     answer = METHODS[type(inner), name](tx, inner, *args) or NONE
-    if type(inner) is ListVal and type(answer) is IterVal:               # no iterator over the list inside can be handed over
+    if type(inner) is ListVal and inner.real is None and type(answer) is IterVal:        # there is no such list to hand an iterator over
         answer.over = None
     return answer

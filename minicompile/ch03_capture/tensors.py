@@ -35,6 +35,7 @@ from ..ch02_guards.sources import AttrSource
 from ..ch02_guards.torch_guards import METHODS_OF_TENSORS
 from ..errors import Unsupported, marked
 from ..tables import Table
+from .builders import contents_of
 from .constants import as_item, as_number, from_constants, function_and_rest, is_made_of_constants, known_tensor, name_of_target
 from .exceptions import user_error
 from .keys import entries
@@ -69,8 +70,8 @@ def to_arg(tx: Tracer, value: AbstractValue):
         return {k: to_arg(tx, realize(tx, v)) for k, (_, v) in entries(tx, value).items() if isinstance(k, str)}
     if kind is ObjVal and isinstance(value.real, (type, torch.Generator)) and value.cls is type:
         return value.real
-    if kind is ObjVal and type(value.contents) is ListVal:
-        return to_arg(tx, value.contents)
+    if kind is ObjVal and issubclass(value.cls, list):
+        return to_arg(tx, contents_of(tx, value))
     if kind is ObjVal and isinstance(value.real, enum.Enum):             # of an IntEnum: PyTorch takes it for a number
         for base, plain in (int, int.__index__), (float, float.__float__), (str, str.__str__):
             if isinstance(value.real, base):

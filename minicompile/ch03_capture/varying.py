@@ -56,7 +56,7 @@ def varying_item(tx: Tracer, container: TupleVal | ListVal, key: AbstractValue) 
     """container[key] of a sequence of the program at a place that varies; None where the place must be known."""
     if type(key) is not SymVal or key.scalar or tx.symbols.env.frozen:
         return None
-    if container.source is None or container.real is None or id(container) in tx.effects.changed:
+    if container.source is None or type(container.real) is not container.cls or id(container) in tx.effects.changed:
         return None
     place = expr_of(key.sym)
     at = tx.symbols.env.hint(place)

@@ -178,7 +178,7 @@ def wrap_constant(tx, result) -> AbstractValue:
 #
 # The first match decides, and the order matters where classes overlap: an Enum member of an `IntEnum` is an
 # int. Classes in `BUILDERS` are found along the method resolution order; a builder that answers None leaves
-# the object to the general case, as for a list subclass with methods of its own.
+# the object to the general case, as for a list subclass, which is an object with a list inside (`contents_of`).
 
 # %%
 BUILDERS = Table()                   # class -> function(tx, real, kind, source) -> AbstractValue | None

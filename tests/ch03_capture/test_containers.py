@@ -507,3 +507,109 @@ def test_a_set_leaves_with_objects_of_one_hash():
     for values in ((1, 1, 9), (8, 16, 24, 0), (1, 2, 2)):
         inputs = torch.ones(1), *map(Equal, values)
         assert [*map(list, compiled(*inputs)[1:])] == [*map(list, f(*inputs)[1:])]
+
+
+class Chain(list):
+    def __init__(self, *items):
+        super().__init__(items)
+        self.total = 0
+
+    def __call__(self, x):
+        for item in self:
+            x = x * item
+        return x
+
+
+class Reckoning(Chain):
+    """Its own methods answer something else than what the list holds."""
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, place):
+        found = super().__getitem__(place)
+        return found if type(place) is slice else 100 + found
+
+    def __iter__(self):
+        return iter([9, *super().__iter__()])
+
+    def append(self, item):
+        self.total += 1
+        super().append(item * 10)
+
+
+def reads_items(x, items):
+    first, *rest = items
+    return (items(x), x * items[0], items[1:], type(items[1:]), len(items), bool(items), [*items], items + [1], items * 2, first, rest,
+            items == [2, 3], items < [9], 3 in items, items.index(3), sorted(items), list(reversed(items)), max(items))
+
+
+def writes_items(x, items):
+    items.append(4)
+    items.extend([5, 6])
+    items.total = len(items)
+    return x * items[-1]
+
+
+def writes_slices(x, items):
+    items[0] = items.pop() + 1
+    items[1:2] = [7, 8]
+    items.insert(0, 5)
+    items.sort()
+    items += [items[0]]
+    return x * items[0]
+
+
+def is_interrupted(x, items):
+    for item in items:
+        x = x * item
+        print(end="")
+    items.append(2)
+    print(end="")
+    items[0] = 3
+    return items(x)
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("cls", [Chain, Reckoning])
+@pytest.mark.parametrize("f", [reads_items, writes_items, writes_slices, is_interrupted])
+def test_a_list_of_a_derived_class_is_one_of_items(f, cls):
+    fast = minicompile.compile(f, backend="eager", fullgraph=f is not is_interrupted)
+    for items in ((2, 3), (2, 3), (4, 3), (1, 3, 4), (2, 3)):
+        one, other, x = cls(*items), cls(*items), torch.ones(2)
+        assert str(fast(x, one)) == str(f(x, other))
+        assert [*list.__iter__(one)] == [*list.__iter__(other)] and one.total == other.total
+
+
+@pytest.mark.usefixtures("fresh")
+def test_what_is_appended_to_a_list_of_a_derived_class_is_one_version():
+    fast = minicompile.compile(lambda x, items: items.append(x.sum()), backend="eager", fullgraph=True)
+    kept = Chain()
+    fast(torch.zeros(2), kept)
+    with minicompile.set_stance("fail_on_recompile"):
+        for n in range(1, 5):
+            fast(torch.full((2,), float(n)), kept)
+    assert kept == [0, 2, 4, 6, 8]
+
+
+def test_tensors_in_a_list_of_a_derived_class_are_stacked():
+    fast = minicompile.compile(lambda items: torch.stack(items) + items[0], backend="eager", fullgraph=True)
+    items = Chain(torch.ones(2), torch.zeros(2))
+    assert torch.equal(fast(items), torch.tensor([[2., 2.], [1., 1.]]))
+
+
+class Table(dict):
+    pass
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("make, write, read", [
+    (lambda: Table(a=1), lambda d: d.update(a=2), lambda d: d["a"]), (lambda: Table(a=1), lambda d: d.update(b=2), len),
+    (lambda: Chain(1), lambda c: c.append(2), len), (lambda: Chain(1), lambda c: c.__setitem__(0, 2), lambda c: c[0])])
+def test_two_objects_of_a_derived_class_may_be_one_at_another_call(make, write, read):
+    def f(x, a, b):
+        write(a)
+        return x + read(b)
+    fast = minicompile.compile(f, backend="eager")
+    one, x = make(), torch.zeros(1)
+    assert fast(x, make(), make()) == f(x, make(), make())
+    assert fast(x, one, one) == 2

@@ -94,7 +94,7 @@ def item_of_sequence(tx, container, key):
 def is_appended(container: ListVal, index: int) -> bool:
     """Whether what is `index` items from the end was appended by the trace to a list that existed before, which
     does not depend on its length."""
-    return container.real is not None and len(container.real) - len(container.items) <= index < 0
+    return container.real is not None and container.cls.__len__(container.real) - len(container.items) <= index < 0
 
 
 # %% [markdown]
