@@ -5,6 +5,9 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 BIN := $(VENV)/bin
 
+# Hundreds of processes import the compiler here: without files of bytecode, which some images turn off, each compiles its text anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 run: $(VENV)/installed
 	$(BIN)/python -m minicompile bench nanogpt
 
