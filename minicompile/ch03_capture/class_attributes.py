@@ -138,11 +138,11 @@ def metaclass_attribute(tx, obj, name):
     fallback = python_method(type(cls), "__getattr__") if found is MISSING else None
     if fallback and not isinstance(cls, enum.EnumMeta):
         return call(tx, wrap(tx, fallback), [obj, const(name)])
+    if in_python(found) or python_method(type(found), "__get__"):
+        return bind_attribute(tx, obj, name, found)
     if not hasattr(cls, name):
         guard(tx, obj.source, "NO_ATTR", name)
         user_error(AttributeError, f"type object '{cls.__name__}' has no attribute '{name}'")
-    if in_python(found):
-        return bind_attribute(tx, obj, name, found)
     plain = found is not MISSING and not hasattr(type(found), "__get__")
     plain = plain and not isinstance(cls, enum.EnumMeta)
     return part_of_class(tx, type(cls), name, found) if plain else wrap(tx, getattr(cls, name))

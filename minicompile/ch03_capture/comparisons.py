@@ -59,7 +59,7 @@ def truth(tx: Tracer, value: AbstractValue, jump=None) -> bool:
         return unsupported(tx, BRANCH_ON_VALUES) if answer is None else answer
     if kind is SymVal:
         return bool(value.sym)
-    if kind is ObjVal and not isinstance(value.real, (type, types.ModuleType)):
+    if kind is ObjVal and type(value.real) not in (type, types.ModuleType):
         result = special(tx, value, "__bool__") or special(tx, value, "__len__")
         if result is not None:
             return truth(tx, result)

@@ -489,3 +489,62 @@ def test_classes_that_python_refuses_to_make_or_change():
 
     for base in (None, 3, len, same):
         same(minicompile.compile(g, backend="eager")(torch.ones(2), base), g(torch.ones(2), base))
+
+
+class Seen:
+    """A descriptor that says who asked."""
+    def __get__(self, obj, cls=None):
+        ASKED.append("get")
+        return len(ASKED), obj.__name__
+
+
+class Missing:
+    def __get__(self, obj, cls=None):
+        ASKED.append("missing")
+        raise AttributeError("gone")
+
+
+class Speaking(type):
+    seen, missing = Seen(), Missing()
+
+    def __bool__(cls):
+        ASKED.append("bool")
+        return len(ASKED) % 2 == 0
+
+    def __lt__(cls, other):
+        ASKED.append("less")
+        return cls.rank < other.rank
+
+    def __repr__(cls):
+        ASKED.append("repr")
+        return f"{cls.__name__} {len(ASKED)}"
+
+
+class First(metaclass=Speaking):
+    rank = 2
+
+
+class Second(metaclass=Speaking):
+    rank = 1
+
+
+ASKED: list = []
+
+
+def test_what_a_metaclass_says_is_asked_in_each_call():
+    def f(x):
+        y, said = x + 1, []
+        for ask in (lambda: First.seen, lambda: First.missing, lambda: getattr(First, "missing", 5), lambda: bool(First),
+                    lambda: not Second, lambda: sorted([First, Second])[0] is Second, lambda: str(First), lambda: f"{Second!r}",
+                    lambda: "%s" % First):
+            try:
+                said.append(ask())
+            except AttributeError as error:
+                said.append(str(error))
+        return y, said
+
+    compiled, results = minicompile.compile(f, backend="eager", fullgraph=True), []
+    for function in (f, compiled):
+        ASKED.clear()
+        results.append([(function(torch.ones(2))[1], list(ASKED)) for _ in range(3)])
+    assert results[0] == results[1]

@@ -124,7 +124,7 @@ def text_handler(function, methods):
             unsupported(tx, "the text of a tensor")
         if type(value) is ExcVal and len(args) == 1 and function in (str, repr):
             return text_of_exception(tx, function, value)
-        if type(value) in (ObjVal, TupleVal) and not isinstance(getattr(value, "real", None), type):
+        if type(value) in (ObjVal, TupleVal) and (not is_class(value) or any(python_method(value.cls, m) for m in methods)):
             for method in methods:
                 text = special(tx, value, method)
                 if text is not None:
@@ -166,10 +166,10 @@ def is_named(value) -> bool:
 def printable(tx, value):
     """as_python(value) for printing: what has a text of its own is a deputy, and the text of a class is asked for again in each call."""
     def instead(v):
+        if type(v) in (ObjVal, TupleVal, ExcVal) and any(python_method(v.cls, m) for m in ("__repr__", "__str__", "__format__")):
+            return Deputy(tx, v)
         if is_named(v) and v.real not in tx.classes.made and not is_long_lived(v.real):
             answer(tx, texts, v.real)
-        elif type(v) in (ObjVal, TupleVal, ExcVal) and any(python_method(v.cls, m) for m in ("__repr__", "__str__", "__format__")):
-            return Deputy(tx, v)
     return as_python(tx, value, instead)
 
 

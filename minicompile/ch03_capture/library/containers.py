@@ -22,6 +22,7 @@ from ..exceptions import user_error, user_errors
 from ..interpreter import advance, unless_raised
 from ..iterate import length, next_value, unpack, values_of
 from ..keys import entries, guard_keys, key_of, value_of_key
+from ..lookup import python_method
 from ..protocol import METHODS, as_dict, method
 from ..subscripts import contains, delete_item, get_item, index_of, is_missing, set_item
 from ..tracer import call, unsupported
@@ -115,6 +116,8 @@ def sort_values(tx, items, key, reverse) -> list:
         if any(map(varies_in, keys)):
             raise NotConstant
         measure = [as_python(tx, k) for k in keys]
+        if any(python_method(type(m), "__lt__") for m in measure):
+            raise NotConstant
     except NotConstant:
         measure = [Deputy(tx, k) for k in keys]
     with user_errors():
