@@ -73,13 +73,14 @@ def _tangents(joint: Joint) -> list[torch.Tensor]:
 
 
 Backward = Callable[..., tuple[Callable, set[int]]]
+MOST_UNASKED = 4
 
 
 def backward_versions(halves: Partition, compile_aten: Compile) -> Backward:
     """`version(absent, unasked)` is the compiled backward without those tangents and those gradients, and the positions of the saved
     values that it reads; `version.reads` gives only those, and `version.interpreted` runs it operator by operator."""
     tangents = [n.name for n in halves.backward.graph.nodes if n.op == "placeholder"][len(halves.saved):]
-    context, lock, known = contextvars.copy_context(), threading.Lock(), {}
+    context, lock, known, asked_once = contextvars.copy_context(), threading.Lock(), {}, set()
 
     @functools.cache
     def graph(absent: frozenset, unasked: frozenset = frozenset()) -> tuple[fx.GraphModule, set[int]]:
@@ -103,6 +104,15 @@ def backward_versions(halves: Partition, compile_aten: Compile) -> Backward:
                 found = known[key]
         return found
 
+    def pays(absent: frozenset, unasked: frozenset) -> bool:
+        """Whether to leave gradients out that nobody asks for: from the second time on, and of a few sets."""
+        key = absent, unasked
+        if key in asked_once or len(asked_once) == MOST_UNASKED:
+            return key in asked_once
+        asked_once.add(key)
+        return False
+
+    version.pays = pays
     version.reads = lambda *key: graph(*key)[1]
     version.interpreted = lambda *key: interpret_aten(graph(*key)[0])
     return version
@@ -136,6 +146,11 @@ def layout_of(t: torch.Tensor, form="of the output") -> tuple:
 # for (`overwritten`). That must not be seen: not by a second backward pass over a retained graph, nor by
 # saved-tensor hooks, which may have kept the tensor. Those calls get copies. And what a hook gives back may lie otherwise than
 # what it was given (`as_saved`).
+#
+# `torch.autograd.grad(loss, x)` asks for one gradient of many, as an attack on a model does, guided sampling, or an equation that is
+# solved by training. Eager does not run the nodes that lead to the weights only, which saves a third of a step of matrix products. Here
+# such a pass gets a version of the backward without the gradients that nobody asks for, compiled when the same set comes for the second
+# time (`pays`), and no more than `MOST_UNASKED` of them: a program may go through its parameters one by one.
 #
 # The engine refuses to hand out the saved tensors if one of them was modified. That may be one that eager's backward would not have
 # asked for: where tangents are absent, or where nobody asks for the gradient that reads it, as `torch.autograd.grad(y, x)` asks for that
@@ -180,11 +195,14 @@ def saved_tensors(region, ctx, absent: frozenset) -> tuple[list[torch.Tensor], s
 
 
 def version_for(region, ctx, absent: frozenset, written: set[int]) -> tuple[Callable, frozenset]:
-    """The compiled backward, and the gradients that it leaves out: those that nobody asks for, if they read what was `written` since."""
-    compiled, reads = region.backward(absent)
-    if not written & reads:
-        return compiled, frozenset()
-    unasked = gradients_unasked(region, ctx)
+    """The compiled backward, and the gradients that it leaves out: those that nobody asks for, if that saves time at many calls, or if
+    they read what was `written` since."""
+    unasked = frozenset() if wants_all() else gradients_unasked(region, ctx)
+    if not (unasked and region.backward.pays(absent, unasked)):
+        compiled, reads = region.backward(absent)
+        if not written & reads:
+            return compiled, frozenset()
+        unasked = gradients_unasked(region, ctx)
     compiled, reads = region.backward(absent, unasked)
     if written & reads:
         raise RuntimeError(ctx.modified)
@@ -203,6 +221,10 @@ def will_execute(node) -> bool:
     except RuntimeError:            # the engine does not say it of a leaf whose gradient `torch.autograd.grad` gives
         return True
 
+
+# Does the running pass of the engine go to all leaves, as `backward()` does? `torch.autograd.grad` and `inputs=` ask for some gradients.
+# The engine says it of checkpoints, of which some need the first.
+wants_all = torch.autograd.Variable._execution_engine.is_checkpoint_valid
 
 TWICE = ("Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed). "
          "Specify retain_graph=True if you need to.")
@@ -341,7 +363,7 @@ def run_backward(region: Region, ctx, *tangents):
     joint, retained = region.joint, torch._C._autograd._get_current_graph_task_keep_graph()
     if region.only is not None and not (retained or ctx.hooked or ctx.watched or torch.is_grad_enabled()):
         tangent = tangents[region.only]
-        if tangent is not None and has_memory(tangent):
+        if tangent is not None and has_memory(tangent) and (len(joint.gradients) == 1 or wants_all()):
             try:
                 arguments = [*ctx.saved_tensors]
             except RuntimeError:        # of what nobody needs, it may be

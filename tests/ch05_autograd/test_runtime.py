@@ -1646,3 +1646,39 @@ def test_a_gradient_that_no_tangent_leads_to_belongs_to_who_asked_for_it(backend
         found = torch.autograd.grad(y, (a, b), retain_graph=True)
         assert found[0].eq(1).all() and found[1].eq(0).all()
         found[1].add_(3)
+
+
+def products(f):
+    with torch.profiler.profile() as profile:
+        f()
+    return sum(e.count for e in profile.key_averages() if e.key in ("aten::mm", "aten::addmm"))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_gradients_that_nobody_asks_for_are_not_computed(backend):
+    weights = [torch.randn(8, 8, requires_grad=True) for _ in range(4)]
+
+    def loss(x):
+        for w in weights:
+            x = (x @ w).tanh()
+        return x.square().sum()
+
+    fast = minicompile.compile(loss, backend=backend)
+    x = torch.randn(16, 8, requires_grad=True)
+    wanted = [[x], [weights[3]], [weights[0], weights[2]], [x, *weights], [weights[3], x], [weights[1]], [weights[2]], [weights[0]]]
+    counts = {}
+    for _ in range(4):
+        for i, some in enumerate(wanted):
+            torch.testing.assert_close(torch.autograd.grad(fast(x), some), torch.autograd.grad(loss(x), some))
+            y = fast(x)
+            counts[i] = products(lambda: torch.autograd.grad(y, some)), counts.get(i, (0, 0))[1]
+    for i, some in enumerate(wanted):
+        y = loss(x)
+        counts[i] = counts[i][0], products(lambda: torch.autograd.grad(y, some))
+    assert [ours for ours, _ in counts.values()] == [counts[0][1], counts[1][1], counts[2][1], 8, counts[4][1], 8, 8, 8]
+    assert counts[0][1] == 4 and counts[1][1] == 1
+    fast(x).backward(inputs=[weights[3]])
+    assert weights[0].grad is None and x.grad is None
+    torch.testing.assert_close(weights[3].grad, torch.autograd.grad(loss(x), weights[3])[0])
+    fast(x).backward()
+    torch.testing.assert_close(weights[0].grad, torch.autograd.grad(loss(x), weights[0])[0])
