@@ -70,3 +70,21 @@ def test_sampling_that_cudnn_computes():
         return torch.autograd.grad(f(x, theta).square().sum(), (x, theta))
     for got, e in zip(minicompile.compile(inside, fullgraph=True)(x, theta), expected):
         torch.testing.assert_close(got, e, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_some_gradients_of_many(mode):
+    """A version of the backward without the others, compiled at the second call and recorded by then or later."""
+    weights = [rand(8, 8) for _ in range(3)]
+
+    def loss(x):
+        for w in weights:
+            x = (x @ w).tanh()
+        return x.square().sum()
+
+    fast = minicompile.compile(loss, mode=mode)
+    for turn in range(5):
+        x = rand(16, 8)
+        for wanted in ([x], [weights[1]], [x, *weights], [weights[0], weights[2]]):
+            found = torch.autograd.grad(fast(x), wanted)
+            torch.testing.assert_close(found, torch.autograd.grad(loss(x), wanted), rtol=1e-4, atol=1e-4)
