@@ -127,10 +127,12 @@ def constant_text(ep, value) -> str:
     if value is Ellipsis:
         return "..."
     if kind is Identity:
-        found = [v for v in ep.tx.objects.keep if ep.tx.objects.identities.get(id(v)) == int(value)]
+        numbers = ep.tx.objects.identities
+        found = [(f, v) for v in ep.tx.objects.keep for f in (id, hash) if numbers.get((f, id(v))) == int(value)]
         if not found:
             refuse_to_leave(ep, "the id() of an object")
-        return f"{pool(ep, id)}({expression(ep, found[0])})"
+        function, of = found[0]
+        return f"{pool(ep, function)}({expression(ep, of)})"
     return pool(ep, value)
 
 

@@ -38,7 +38,7 @@ from .lookup import captures, lookup, native_new, python_method
 from .tracer import call, constant_source, guard, unsupported
 from .values import (
     AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, Const, DictVal, FuncVal, Identity, Lazy, ListVal, ObjVal, SetVal, SymVal, TensorVal,
-    TupleVal, const, describe, is_unseen)
+    TupleVal, const, describe, is_identity, is_unseen)
 from .wrap import is_fixed, realize, wrap
 
 
@@ -49,6 +49,8 @@ def key_of_real(tx, key, source=None):
         return key
     if type(key) is tuple:
         return tuple(key_of_real(tx, k) for k in key)
+    if type(key) is frozenset and all(map(is_plain_key, key)):
+        return key
     if isinstance(key, torch.Tensor) or hashes_by_identity(type(key)):
         return ByIdentity(key, id(key))
     if python_method(type(key), "__hash__"):
@@ -76,7 +78,9 @@ def value_key(tx, value) -> ByValue:
     def equal(value, key):
         other = value_of_key(tx, key)
         return value is other or ask(bool, ask(operator.eq, value, other)).value
-    return ByValue(value, ask(hash, value).value, equal)
+    if is_identity(hashed := ask(hash, value)):
+        unsupported(tx, "a hash that depends on an address")          # so would the order of a set
+    return ByValue(value, hashed.value, equal)
 
 
 def value_of_key(tx, key) -> AbstractValue:

@@ -338,6 +338,28 @@ def errors(x):
     return x, found
 
 
+LINEAR = torch.nn.Linear(3, 3)
+
+
+@program
+def hashes_of_objects(x):
+    seen = {hash(LINEAR): 1, hash(x): 2}
+    return (x * seen[hash(LINEAR)], seen[hash(x)], hash(x) == id(x), hash(LINEAR) == id(LINEAR), hash(LINEAR.weight) == hash(x),
+            hash(compare) == hash(compare), hash(LINEAR), hash(id(LINEAR)) == id(LINEAR))
+
+
+@program
+def sizes_of_what_is_no_size(x):
+    found = []
+    for items in (x, [1.5], [1, "a"], [None], 5, [True, 2], torch.ones(2), range(2), {3: 1}):
+        try:
+            size = torch.Size(items)
+            found.append((size, type(size), [type(n) for n in size]))
+        except TypeError as error:
+            found.append(str(error))
+    return x, found
+
+
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
 def test_containers(function):
     x = torch.randn(3)
@@ -613,3 +635,16 @@ def test_two_objects_of_a_derived_class_may_be_one_at_another_call(make, write, 
     one, x = make(), torch.zeros(1)
     assert fast(x, make(), make()) == f(x, make(), make())
     assert fast(x, one, one) == 2
+
+
+@pytest.mark.parametrize("function", [
+    lambda d, x: [list(key) for key in d], lambda d, x: d.get(frozenset([8, 0])), lambda d, x: frozenset([1, "a"]) in d,
+    lambda d, x: (d.pop(frozenset([1]), None), len(d)), lambda d, x: d.setdefault(frozenset(["a", 1]), x), lambda d, x: dict(d) | {1: 2},
+    lambda d, x: d.update({frozenset([1]): x + 1}), lambda d, x: list(d.items())])
+def test_frozen_sets_are_keys(function):
+    """In any order of their items, and another dictionary is another version."""
+    compiled, x = minicompile.compile(function, backend="eager", fullgraph=True), torch.ones(2)
+    keys = frozenset([0, 8]), frozenset([8, 0]), frozenset([1, "a"]), frozenset([1]), frozenset(), (frozenset([1]), 2)
+    for chosen in ([0], [1], [2], [3], [0, 3], [4, 2], [5, 3]):
+        a, b = ({keys[i]: x * i for i in chosen} for _ in range(2))
+        assert repr((compiled(a, x), a)) == repr((function(b, x), b))

@@ -1797,6 +1797,23 @@ def transformer():
 
 # ---- Sizes, dtypes, devices -------------------------------------------------------------------------------------------------
 
+def test_copies_have_gradients():
+    def f(x):
+        x.grad = x + 1
+        y = torch.zeros(3)
+        y.grad = x * 2
+        copies = copy.deepcopy([y, y.grad, x])
+        return copies, copies[0].grad is copies[1], [c.grad for c in copies], y.grad is copies[1]
+    compiled = minicompile.compile(f, backend="eager", fullgraph=True)
+    for gradient in (None, torch.ones(3)):
+        results = []
+        for g in (f, compiled):
+            x = torch.ones(3)
+            x.grad = gradient
+            results.append(g(x))
+        assert repr(results[1]) == repr(results[0])
+
+
 @feature
 def sizes():
     def f(x):
@@ -2956,6 +2973,14 @@ def out_of_several_results():
         kept = torch.topk(x, 2, out=[torch.empty(3, 2), torch.empty(3, 2, dtype=torch.int64)])
         return found.values is v, found[1] is i, type(found).__name__, v + 1, i, kept[0], kept[1]
     return f, (rand(3, 3, grad=False),)
+
+
+@feature
+def out_on_the_meta_device():
+    def f(x):
+        y = torch.empty(3, device="meta")
+        return torch.add(y, 1, out=torch.empty(3, device="meta")) is y, torch.mul(y, y, out=y) is y, x
+    return f, (rand(3),)
 
 
 @feature

@@ -65,6 +65,18 @@ def from_keys(cls, tx, keys, value=NONE):
     return filled(tx, DictVal(cls=cls), ListVal(items=[TupleVal(items=[key, value]) for key in unpack(tx, keys)]))
 
 
+def torch_size(tx, items) -> TupleVal:
+    """A torch.Size, which has whole numbers only."""
+    for i, item in enumerate(items):
+        if type(item) is TensorVal and (item.fake.is_floating_point() or item.fake.is_complex() or item.fake.dim()):
+            items[i] = None
+        elif type(item) is not SymVal or item.cls is not int:
+            items[i] = unless_raised(TypeError, lambda: HANDLED[operator.index](tx, item))
+        if items[i] is None:
+            user_error(TypeError, f"torch.Size() takes an iterable of 'int' (item {i} is '{item.cls.__name__}')")
+    return TupleVal(items=items, cls=torch.Size)
+
+
 # %% [markdown]
 # A row is called with the trace and the values of the arguments, so its parameters are those of the constructor in Python. What
 # is no container but stands for one, as a `deque` does for a list, is told by its class.
@@ -72,7 +84,7 @@ def from_keys(cls, tx, keys, value=NONE):
 # %%
 HANDLED.update({
     list: lambda tx, items=EMPTY: ListVal(items=unpack(tx, items)),
-    torch.Size: lambda tx, items=EMPTY: TupleVal(items=unpack(tx, items), cls=torch.Size),
+    torch.Size: lambda tx, items=EMPTY: torch_size(tx, unpack(tx, items)),
     tuple.__new__: lambda tx, cls, items=EMPTY: TupleVal(items=unpack(tx, items), cls=cls.real) if is_plain_tuple(cls.real) else
         unsupported(tx, f"making a {cls.real.__name__}, a tuple that is looked at in ways of its own"),
     set: lambda tx, items=EMPTY: set_of(tx, items),
@@ -248,36 +260,6 @@ def folded(function):
 
 for _function in (ord, chr, hex, bin, oct, int.from_bytes, str.maketrans):
     HANDLED[_function] = folded(_function)
-
-
-# %% [markdown]
-# `hash(x)` may be an address, which is another number in each process, so only hashes that follow from contents
-# are constants. Of a tuple they are computed by Python itself, from objects that have the items' hashes.
-
-# %%
-class Hashed:
-    """An object with a given hash, for the hash of the tuple it is in."""
-
-    def __init__(self, number):
-        self.number = number
-
-    def __hash__(self):
-        return self.number
-
-
-def hash_of(tx, value) -> int:
-    """hash(value), where it does not depend on an address. Python takes what a `__hash__` returns as it is, and does not hash it again."""
-    if type(value) is TupleVal and not python_method(value.cls, "__hash__"):
-        return hash(tuple(Hashed(hash_of(tx, item)) for item in unpack(tx, value)))
-    result = special(tx, value, "__hash__")
-    if result is None and value.cls.__hash__ is None:
-        user_error(TypeError, f"unhashable type: '{value.cls.__name__}'")
-    return hash(as_python(tx, value) if result is None else Hashed(as_python(tx, result)))
-
-
-@handles(hash)
-def handle_hash(tx, value):
-    return fold(tx, hash, [value]) if type(value) is SymVal and value.scalar is None else const(hash_of(tx, value))
 
 
 # %% [markdown]

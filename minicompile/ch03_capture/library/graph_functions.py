@@ -89,7 +89,7 @@ def call_with_out(tx: Tracer, function, args, kwargs, out: AbstractValue) -> Abs
     tags = {tag for overload in packet.overloads() for tag in getattr(packet, overload).tags}
     fakes, found = [o.fake for o in outs], emit(tx, function, args, kwargs)
     results = found.items if type(found) is TupleVal else [found]
-    with torch.autocast(inputs[0].device.type, enabled=False):              # which leaves a call with `out=` alone
+    with torch._C._DisableAutocast():              # autocast leaves a call with `out=` alone
         uncast = run_fake(tx, function, fake_args, fake_kwargs)
     if torch.Tag.nondeterministic_seeded in tags or len(results) != len(outs) or \
             [r.fake.dtype for r in results] != [r.dtype for r in (uncast if type(found) is TupleVal else [uncast])]:

@@ -38,14 +38,15 @@ import torch
 from ...ch01_graphs.fake import storage_key
 from ...ch02_guards.identity import HEAP_TYPE
 from ...ch02_guards.sources import AttrSource, CallSource
-from ..attributes import get_attribute
+from ..attributes import get_attribute, set_attribute
+from ..builders import as_python
 from ..calls import BY_CODE, HANDLED, REAL_CALLS, handles, inline_code, inline_function, refuse_weak
 from ..comparisons import equal, truth
 from ..effects import effect_free
 from ..exceptions import user_error, user_errors
 from ..interpreter import handled_exception, read_cell, read_local, unless_raised
 from ..iterate import iterate, unpack
-from ..keys import key_of, refuse_unhashable
+from ..keys import hashes_by_identity, key_of, refuse_unhashable
 from ..lookup import MISSING, captures, python_method
 from ..methods import call_method
 from ..operations import fold
@@ -54,7 +55,7 @@ from ..subscripts import contains, set_item
 from ..tracer import answer, call, constant_source, guard, location, plain_python, unsupported
 from ..values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FALSE, FuncVal, Identity, IterVal, ListVal, MethodVal, NONE, NotConstant,
-    ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, is_class)
+    ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, is_class, is_identity)
 from ..wrap import part, realize, wrap
 from .builtins_ import folded, refused
 
@@ -333,16 +334,16 @@ HANDLED.update({object.__reduce_ex__: reduce_object, object.__getstate__: state_
 @method(TensorVal, "__deepcopy__")
 def copy_tensor(tx, tensor, memo):
     fake, source = tensor.fake, tensor.source
-    memory = identity_number(tx, ("memory", storage_key(fake)))
-    if tensor.cls is not torch.Tensor or fake.requires_grad or contains(tx, memo, memory) or \
-            tensor.real is not None and (vars(tensor.real) or tensor.real.grad is not None):
-        unsupported(tx, "copy.deepcopy() of a tensor with gradient or attributes, or beside a view of it")
+    memory = identity_number(tx, "memory", storage_key(fake))
+    if tensor.cls is not torch.Tensor or fake.requires_grad or contains(tx, memo, memory) or tensor.real is not None and vars(tensor.real):
+        unsupported(tx, "copy.deepcopy() of a tensor that requires gradients, has attributes or lies beside a view of it")
     guard(tx, part(AttrSource, source, "__dict__"), "LENGTH", 0)
-    guard(tx, part(AttrSource, source, "grad"), "CONSTANT_MATCH", None)
     set_item(tx, memo, memory, tensor)
     result = call_method(tx, tensor, "clone", [])
     if fake.storage_offset() != 0 or result.fake.stride() != fake.stride():
         unsupported(tx, "copy.deepcopy() of a tensor that is a part of other memory")
+    if (gradient := get_attribute(tx, tensor, "grad")) is not NONE:
+        set_attribute(tx, result, "grad", call(tx, wrap(tx, copy.deepcopy), [gradient, memo]))
     return result
 
 
@@ -351,24 +352,59 @@ def copy_tensor(tx, tensor, memo):
 #
 # `id(x)` is a number that means nothing but itself. Programs compare it and look it up (`copy.deepcopy`,
 # `repr` of dataclasses); then any number will do that is the object's own. `Identity` is such a number, which
-# can be compared but not computed with, and does not leave the graph.
+# can be compared but not computed with, and leaves the graph as a call of `id`. So is `hash(x)` where a class has the hash of
+# `object`, and a tensor's hash is its `id`.
 
 # %%
 @handles(id)
-def identity_of(tx, value):
+def identity_of(tx, value, function=id):
     if type(value) is Const and type(value.value) not in (type(None), bool, str):
         unsupported(tx, "id() of a constant")
     key = (type(value.value), value.value) if type(value) is Const else id(value)
     captures[-1].told_apart.add(value.cls)
     tx.objects.keep.append(value)
-    return identity_number(tx, key)
+    return identity_number(tx, function, key)
 
 
-def identity_number(tx, key) -> Const:
+def identity_number(tx, *key) -> Const:
     return const(Identity(tx.objects.identities.setdefault(key, len(tx.objects.identities) + 1)))
 
 
 HANDLED[_thread.get_ident] = lambda tx: const(Identity(0))
+
+
+# %% [markdown]
+# Other hashes follow from contents, and are constants. Of a tuple they are computed by Python itself, from objects that have the items'
+# hashes. What the program computes from an address has none.
+
+# %%
+class Hashed:
+    """An object with a given hash, for the hash of the tuple it is in."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __hash__(self):
+        return self.number
+
+
+def hash_of(tx, value) -> int:
+    """hash(value), where it does not depend on an address. Python takes what a `__hash__` returns as it is, and does not hash it again."""
+    if type(value) is TupleVal and not python_method(value.cls, "__hash__"):
+        return hash(tuple(Hashed(hash_of(tx, item)) for item in unpack(tx, value)))
+    result = special(tx, value, "__hash__")
+    if result is None:
+        refuse_unhashable(value)
+    return hash(as_python(tx, value) if result is None else Hashed(as_python(tx, result)))
+
+
+@handles(hash)
+def handle_hash(tx, value):
+    if is_identity(value):
+        return value
+    if type(value) in (TensorVal, ObjVal, FuncVal) and (hashes_by_identity(value.cls) or value.cls.__hash__ is torch.Tensor.__hash__):
+        return identity_of(tx, value, id if type(value) is TensorVal else hash)
+    return fold(tx, hash, [value]) if type(value) is SymVal and value.scalar is None else const(hash_of(tx, value))
 
 
 # %% [markdown]
