@@ -99,6 +99,15 @@ def test_wrong_number_of_arguments(fresh_cache):
         f(x)
 
 
+def test_linking_reads_no_library_of_c(fresh_cache):
+    """It takes as long as the rest of linking, and each process has one."""
+    if not build._openmp():
+        pytest.skip("the compiler links what it always does")
+    build.load_cpp([scaled(8, 2.25)[0]])[0].resolve()
+    library, = fresh_cache.rglob("*.so")
+    assert b"libc.so" not in library.read_bytes()
+
+
 @pytest.mark.processes
 def test_there_is_one_openmp_runtime_and_it_obeys_set_num_threads():
     script = """
