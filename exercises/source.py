@@ -55,8 +55,8 @@ def runs_here(task: Task) -> bool:
 
 def tags() -> dict[str, tuple[pathlib.Path, int]]:
     """Where each tagged cell begins: ID -> (file, line)."""
-    return {m[1]: (path, n) for path in [*sorted(PACKAGE.rglob("*.py")), TINY]
-            for n, line in enumerate(path.read_text().splitlines(), 1) if (m := TAG.match(line))}
+    return {m[1]: (path, n) for path in [*sorted(PACKAGE.rglob("*.py")), TINY] if '"exercise:' in (text := path.read_text())
+            for n, line in enumerate(text.splitlines(), 1) if (m := TAG.match(line))}
 
 
 @dataclass
