@@ -1,4 +1,5 @@
 """Sizes, ints and floats that vary: the answers are eager's, and a third value compiles nothing new."""
+import copy
 import gc
 import itertools
 import math
@@ -328,8 +329,96 @@ def test_the_two_zeros_are_different_operands(backend):
           [(torch.zeros(3), s) for s in (0.5, 1.5, 2.5)], backend)
 
 
+IMAGE, LABELS, OTHER = torch.randn(2, 3, 4, 4), torch.tensor([1, 2, 0, 3]), torch.randn(4, 8)
+
+DRAWN = {
+    "dropout": F.dropout, "in place": lambda x, p: F.dropout(x * 1, p, inplace=True), "evaluated": lambda x, p: F.dropout(x, p, False),
+    "channels": lambda x, p: F.dropout2d(IMAGE, p) * x.sum(), "one sample": F.dropout1d, "alpha": lambda x, p: F.alpha_dropout(x, p, True),
+    "feature alpha": lambda x, p: F.feature_alpha_dropout(IMAGE, p, True) + x.sum(),
+    "transposed": lambda x, p: F.dropout(x.t(), p), "depth": lambda x, p: x * x.new_empty(4, 1).bernoulli_(1 - p).div_(1 - p),
+    "bernoulli": lambda x, p: x * torch.bernoulli(OTHER, p), "uniform": lambda x, p: x + torch.empty(4, 8).uniform_(-p, p),
+    "noise": lambda x, p: x + torch.empty(4, 8).normal_(p, 2 * p), "normal": lambda x, p: x + torch.normal(p, 1.0, (4, 8)),
+    "exponential": lambda x, p: x + torch.empty(4, 8).exponential_(p + 1),
+    "geometric": lambda x, p: x + torch.empty(4, 8).geometric_(p * 0.9),
+    "attention": lambda x, p: F.scaled_dot_product_attention(x[None], OTHER[None], x[None], is_causal=True, dropout_p=p),
+}
+
+
+@pytest.mark.parametrize("backend", ("eager", "aot_eager", "loops"))
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_float_that_random_numbers_depend_on_becomes_an_input(name, backend):
+    def outcome(function, p):
+        torch.manual_seed(7)
+        try:
+            return results_and_gradients(function, (x, p)), torch.rand(1)
+        except (RuntimeError, ValueError) as error:
+            return str(error)
+    x, compiled = torch.randn(4, 8), minicompile.compile(DRAWN[name], backend=backend)
+    for p in (0.1, 0.2, 0.35, 0.8):
+        torch.testing.assert_close(outcome(compiled, p), outcome(DRAWN[name], p))
+    assert driver.counters.graphs <= 2
+    for p in (0.0, 1.0, 1.5, -0.25):
+        ours, eagers = outcome(compiled, p), outcome(DRAWN[name], p)
+        assert ours == eagers if isinstance(eagers, str) else torch.testing.assert_close(ours, eagers, equal_nan=True) is None
+
+
+DIFFERENTIATED = {
+    "lerp": lambda x, p: x.lerp(OTHER, p), "lerp of a row": lambda x, p: torch.lerp(x[0], OTHER, p), "power": lambda x, p: x.abs() ** p,
+    "exponential": lambda x, p: p ** x, "celu": F.celu, "elu": F.elu, "softplus": F.softplus, "hardtanh": lambda x, p: F.hardtanh(x, -p, p),
+    "hardshrink": F.hardshrink, "softshrink": F.softshrink, "index_add": lambda x, p: x.index_add(0, LABELS, OTHER, alpha=p),
+    "attention": lambda x, p: F.scaled_dot_product_attention(x[None], OTHER[None], x[None], scale=p),
+    "smoothing": lambda x, p: F.cross_entropy(x, LABELS, label_smoothing=p),
+    "smoothing, weighed": lambda x, p: F.cross_entropy(x, torch.where(LABELS == 3, -100, LABELS), OTHER[0].abs(), label_smoothing=p),
+    "smoothing, summed": lambda x, p: F.cross_entropy(x[None], LABELS[None, [0, 1, 2, 3, 0, 1, 2, 3]], label_smoothing=p, reduction="sum"),
+    "smoothing, shares": lambda x, p: F.cross_entropy(x, OTHER.softmax(1), label_smoothing=p),
+    "huber": lambda x, p: F.huber_loss(x, OTHER, delta=p), "smooth l1": lambda x, p: F.smooth_l1_loss(x, OTHER, beta=p, reduction="none"),
+    "ranking": lambda x, p: F.margin_ranking_loss(x, OTHER, OTHER.sign(), margin=p),
+    "hinge": lambda x, p: F.hinge_embedding_loss(x, OTHER.sign(), margin=p),
+    "triplet": lambda x, p: F.triplet_margin_loss(x, OTHER, OTHER + 1, margin=p, swap=True),
+    "cosine": lambda x, p: F.cosine_embedding_loss(x, OTHER, OTHER[:, 0].sign(), margin=p),
+}
+
+
+@pytest.mark.parametrize("backend", ("aot_eager", "loops"))
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+def test_a_float_that_a_derivative_depends_on_becomes_an_input(name, backend):
+    x = torch.randn(4, 8)
+    agree(DIFFERENTIATED[name], [(x, p) for p in (0.2, 0.3, 0.45, 0.9)], backend,
+          graphs=2 + ("lerp" in name))          # which asks on what side of 1/2 it is
+    further = (1.0,) if name in ("celu", "huber", "triplet") else (1.0, 0.0, -0.0, 1e-300)        # these refuse 0
+    agree(DIFFERENTIATED[name], [(x, p) for p in further], backend, graphs=8)
+
+
+def test_the_second_derivative_of_a_power_that_varies():
+    def second(function, p):
+        x = torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
+        [slope] = torch.autograd.grad(function(x, p).sum(), x, create_graph=True)
+        return slope, torch.autograd.grad(slope.sum(), x)[0]
+
+    def power(x, p):
+        return x.abs() ** p
+    compiled = minicompile.compile(power, backend="aot_eager")
+    for p in (2.5, 3.5, 1.5, 2.0):
+        torch.testing.assert_close(second(compiled, p), second(power, p))
+    assert driver.counters.graphs == 2
+
+
+@pytest.mark.parametrize("momentum", (0.1, None))
+def test_the_momentum_of_a_batch_norm_varies(momentum):
+    module = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4, momentum=momentum))
+    plain = copy.deepcopy(module)
+    compiled = minicompile.compile(module, backend="loops")
+    for i in range(5):
+        if momentum:
+            module[1].momentum = plain[1].momentum = 0.5 * 0.9 ** i
+        x = torch.randn(2, 3, 4, 4)
+        torch.testing.assert_close(compiled(x), plain(x))
+    torch.testing.assert_close(module.state_dict(), plain.state_dict())
+    assert driver.counters.graphs <= 2
+
+
 def test_what_needs_the_number_is_compiled_for_it():
-    agree(lambda x, p: F.dropout(x, p) * 0, [(torch.rand(4), p) for p in (.1, .2, .3)], graphs=3)
+    agree(lambda x, p: F.layer_norm(x, (4,), eps=p), [(torch.rand(4), p) for p in (.1, .2, .3)], graphs=3)
     agree(lambda x, s: x * int(s), [(torch.rand(4), s) for s in (1.5, 1.7, 2.5)], graphs=6)
 
 
@@ -579,13 +668,13 @@ def test_all_versions_count_for_who_asked_for_a_limit(limit, settings, monkeypat
 
 def test_the_limit_and_the_guard_that_kept_failing():
     def function(x, p):
-        return F.dropout(x, p) * 0
+        return F.layer_norm(x, (4,), eps=p) * 0
     compiled = minicompile.compile(function, backend="aot_eager")
     x = torch.ones(4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for i in range(15):
-            torch.testing.assert_close(compiled(x, i / 100), x * 0)
+            torch.testing.assert_close(compiled(x, 0.01 + i / 100), x * 0)
     assert driver.counters.graphs == minicompile.config.recompile_limit
     [warning] = [str(w.message) for w in caught if "minicompile" in str(w.message)]
     assert "p changed" in warning or "f0 ==" in warning

@@ -46,7 +46,7 @@
 # 3. `operators.py`: one operator on fakes, from the first refusal to the result; `layouts.py`: where elements lie; `corrections.py`:
 #    where the shape code of PyTorch is wrong; `refusals.py`: errors that only a kernel raises; `recipes.py`: answers that are kept;
 # 4. `symbolic.py` and `floats.py`: expressions in sizes and numbers that are not known yet; `shapes.py`: how PyTorch's shape code computes
-#    with them; `composites.py`: operators that insist on numbers;
+#    with them; `composites.py` and `rules/floats.py`: operators that insist on numbers;
 # 5. `generators.py`: where random numbers come from.
 
 # %%

@@ -23,6 +23,7 @@ from .corrections import outside
 from .fake import DispatchMode, FakeTensor, form_of
 from .layouts import present
 from .recipes import fake_call
+from .rules.floats import with_floats
 from .rules.recurrent import RECURRENT, layer_by_layer
 from .shapes import answering, needs_numbers
 
@@ -71,7 +72,9 @@ def by_python(function, *args, **kwargs):
 
 
 def with_symbols(function, *args, **kwargs):
-    """function(*args, **kwargs), where sizes of fakes may be symbolic."""
+    """function(*args, **kwargs), where sizes of fakes and floats may be symbolic."""
+    if (out := with_floats(function, args, kwargs)) is not NotImplemented:
+        return out
     try:
         return function(*args, **kwargs)
     except RuntimeError as error:

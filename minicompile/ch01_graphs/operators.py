@@ -107,7 +107,7 @@ def _result_device(func, args, kwargs, tensors: list[torch.Tensor]) -> torch.dev
 #
 # `FLOATS_ARE_DATA` names the operators that treat a number as data. For these the number may stay a symbol. Any other
 # operator might look at it, and decide by its value what to do or what shape to give, so `settle_floats` asks
-# for the value and thereby records a guard.
+# for the value and thereby records a guard. (Functions that would fix it before they come here are made of others by `rules/floats.py`.)
 
 # %%
 def leaves(args, kwargs) -> list:

@@ -66,6 +66,10 @@ FLOATS_ARE_DATA = set(named(
     "addcmul addcmul_ addcdiv addcdiv_ full full_like new_full scalar_tensor fill.Scalar fill_.Scalar "
     "masked_fill.Scalar masked_fill_.Scalar where.ScalarSelf where.ScalarOther where.Scalar leaky_relu "
     "leaky_relu_backward hardtanh threshold threshold_backward elu addmm baddbmm addmv addbmm addr addmm_ "
+    "elu_ elu_backward hardtanh_ hardtanh_backward softplus softplus_backward hardshrink hardshrink_backward softshrink "
+    "softshrink_backward index_add index_add_ scatter.value scatter_.value "
+    "bernoulli.p bernoulli_.float uniform uniform_ normal_functional normal_ exponential exponential_ cauchy cauchy_ "
+    "log_normal log_normal_ geometric geometric_ "
     "index_fill.int_Scalar index_fill_.int_Scalar xlogy.Scalar_Other xlogy.Scalar_Self maximum minimum "
     + " ".join(f"_foreach_{name}{form}.{kind}" for name in "add sub mul div lerp addcmul addcdiv pow clamp_min clamp_max".split()
                for form in ("", "_") for kind in ("Scalar", "ScalarList", "List", "Tensor", "ScalarAndTensor"))))

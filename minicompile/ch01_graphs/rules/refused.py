@@ -104,7 +104,7 @@ def check_exponent(func, x, exponent) -> None:
 def check_drawn(func, *args, dtype=None, device=None, **kwargs) -> None:
     """Bounds and a probability: the kernel is asked for two numbers, of a generator of its own."""
     x = args[0] if isinstance(args[0], torch.Tensor) else None
-    numbers = [present(n) for n in args if isinstance(n, (int, float, torch.SymInt))]
+    numbers = [present(n) for n in args if isinstance(n, (int, float, torch.SymInt, torch.SymFloat))]
     with outside():
         two, generator = torch.zeros(2, dtype=dtype or (torch.long if x is None else x.dtype)), torch.Generator()
         try:
