@@ -41,6 +41,7 @@ from minicompile.ch05_autograd import partition as partitions
 from minicompile.ch05_autograd.cleanup import clean
 from minicompile.ch05_autograd.functionalize import functionalize
 from minicompile.ch05_autograd.joint import simplify, trace_joint
+from minicompile.ch05_autograd.outputs import build_finish
 from minicompile.ch05_autograd.partition import partition
 from minicompile.ch05_autograd.undefined import without_tangents
 from minicompile.ch06_decompositions.decompose import decompose
@@ -734,9 +735,17 @@ def overlapping(x):
     return y, y[0], y.t(), x + 1
 
 
+def rows(x):
+    return x.unbind()
+
+
 def outputs():
-    [gm] = captured(overlapping, torch.ones(4, 4, requires_grad=True)).graphs
-    return inspect.getsource(overlapping) + "\n".join(map(str, trace_joint(gm, fakes_of(gm)).recipes))
+    text = ""
+    for f, x in (overlapping, torch.ones(4, 4, requires_grad=True)), (rows, torch.ones(3)):
+        [gm] = captured(f, x).graphs
+        joint = trace_joint(gm, fakes_of(gm))
+        text += "\n".join([inspect.getsource(f), *map(str, joint.recipes), build_finish(joint).source_text])
+    return text
 
 
 def alone(x):

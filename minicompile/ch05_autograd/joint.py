@@ -20,7 +20,7 @@
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Callable, Sequence
+from typing import Sequence
 
 import torch
 from torch import fx
@@ -28,11 +28,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import logs
 from ..ch01_graphs.fake import Enter, FakeTensor, fake_like, storage_key
-from ..ch01_graphs.floats import NAMESPACE, Float, float_text, free_names
+from ..ch01_graphs.floats import free_names
 from ..ch01_graphs.graph import history_of, is_kept_error, raise_kept_errors
 from ..ch01_graphs.layouts import each_has_its_place, is_dense, is_window, length_of
 from ..ch01_graphs.shapes import expr_of
-from ..ch01_graphs.symbolic import Expr
 from ..ch01_graphs.trace import Recorder, backward_state, run_recorded
 from ..errors import Unsupported
 from .aliases import GraphBuilder, append_call, emit_step, restride
@@ -450,36 +449,10 @@ def save_masks_as_bool(gm: fx.GraphModule) -> None:
 
 # %% [markdown]
 # Symbolic sizes and floats in recipes are evaluated at run time. An output may be a view with a size such as `s0 // 2`, and the number
-# behind `s0` is not known before the call. But it is an input of its own, as every symbol is. `_symbols` notes which, and `resolver` writes
-# the argument as Python text that reads these inputs.
+# behind `s0` is not known before the call. But it is an input of its own, as every symbol is. `_symbols` notes which.
 
 # %%
 def _symbols(entries: list) -> dict[str, int]:
     """Which of the inputs each symbol is."""
     numbers = {i: expr_of(e) for i, e in enumerate(entries) if not isinstance(e, torch.Tensor)}
     return {str(e): i for i, e in numbers.items() if free_names(e) == {str(e)}}
-
-
-def depends_on_sizes(value) -> bool:
-    return any(map(depends_on_sizes, value)) if isinstance(value, (list, tuple)) else isinstance(value, (Expr, Float))
-
-
-def resolver(value, symbols: dict) -> Callable[[Sequence], Any]:
-    """`f(inputs)`: a recipe's argument with its symbolic sizes replaced by the present ones."""
-    def read(name):
-        return f"inputs[{symbols[name]}]"
-
-    def written(value) -> str:
-        if isinstance(value, (Expr, Float)):
-            return float_text(value, read)
-        if depends_on_sizes(value):
-            return f"{named(type(value))}(({''.join(written(v) + ', ' for v in value)}))"
-        return named(value)
-
-    def named(value) -> str:
-        names[f"c{len(names)}"] = value
-        return f"c{len(names) - 1}"
-
-    names: dict[str, Any] = {}
-    text = f"lambda inputs: {written(value)}"
-    return eval(text, {**NAMESPACE, **names})

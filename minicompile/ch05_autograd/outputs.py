@@ -20,13 +20,20 @@
 # tensor that is no view, the engine takes the place where that begins in memory for a number of real elements. So it must be zero.
 
 # %%
+import functools
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any, Callable, Sequence
 
 import torch
 
+from ..ch01_graphs.floats import NAMESPACE, Float, float_text
 from ..ch01_graphs.layouts import flat_storage
+from ..ch01_graphs.symbolic import Expr
+from ..ch02_guards.codegen import define
+from .aliases import Step
 from .callables import with_grad_mode
-from .joint import Joint, depends_on_sizes, resolver
+from .joint import Joint
 from .output_plan import Constant, Input, Owner, Result, ViewOf
 
 
@@ -55,25 +62,38 @@ def has_base(result) -> bool:
 # %% [markdown]
 # `finish`, the last step of a call, has two jobs. It copies into the inputs what the program wrote to them, which the graph has returned as
 # values. And it makes the outputs by their recipes: a result as it is, an input, a constant, or a view that is
-# taken step by step from one of these. What kind of recipe it is, and whether its numbers depend on sizes, is known
-# when the graph is compiled; `maker` decides it then, and each call only does what is left.
+# taken step by step from one of these. All of that is known when the graph is compiled. So `finish` is written as text, and a call runs
+# what is left. That of the four recipes above is
+#
+#     def finish(results, inputs):
+#         return (results[0], c3(results[0], 0, 0), c4(results[0]), results[1], )
+#
+# where `c3` and `c4` are `select` and `t`. A size that varies is read from the inputs, as in `(inputs[1] // 2, 4, )`.
 
 # %%
+@dataclass(eq=False)
+class FinishWriter:
+    """The lines of `finish` so far, and its globals. written: how often a view was returned, by its text. shared: the name of a list of
+    results, by the text of the call that gives it and the number of its turn."""
+
+    symbols: dict[str, int]
+    lines: list[str] = field(default_factory=list)
+    names: dict[str, Any] = field(default_factory=lambda: {**NAMESPACE, "with_grad_mode": with_grad_mode})
+    written: Counter[str] = field(default_factory=Counter)
+    shared: dict[tuple[str, int], str] = field(default_factory=dict)
+
+
 def build_finish(joint: Joint) -> Callable[[Sequence, Sequence], tuple]:
     """`finish(results, inputs) -> outputs`, the last step of every call."""
     if only_results(joint):
         return lambda results, inputs: tuple(results[:joint.results])
-    makers = [maker(recipe, joint) for recipe in joint.recipes]
-    owners = [maker(recipe, joint) for recipe in joint.owners]
-
-    def finish(results, inputs):
-        for offset, i in enumerate(joint.written):
-            inputs[i].copy_(results[joint.results + offset])
-        if owners:
-            results = [*results[:joint.results], *[make(results, inputs) for make in owners]]
-        return tuple([make(results, inputs) for make in makers])
-
-    return finish
+    w = FinishWriter(joint.symbols, [f"inputs[{i}].copy_(results[{joint.results + k}])" for k, i in enumerate(joint.written)])
+    for k, recipe in enumerate(joint.owners):
+        text = text_of_output(w, recipe)
+        w.lines.append(f"owner{k} = {text}")
+    outputs = "".join([text_of_output(w, recipe) + ", " for recipe in joint.recipes])
+    text = "\n    ".join(["def finish(results, inputs):", *w.lines, f"return ({outputs})"])
+    return define(text + "\n", "finish", w.names, "outputs")
 
 
 def only_results(joint: Joint) -> bool:
@@ -81,32 +101,72 @@ def only_results(joint: Joint) -> bool:
     return joint.recipes == [Result(k) for k in range(joint.results)] and not joint.written
 
 
-def maker(recipe: Constant | Result | Input | Owner | ViewOf, joint: Joint) -> Callable[[Sequence, Sequence], Any]:
-    """`make(results, inputs)`: the output that `recipe` describes. The owners follow the results."""
-    if isinstance(recipe, Result):
-        return lambda results, inputs: results[recipe.index]
-    if isinstance(recipe, Input):
-        return lambda results, inputs: inputs[recipe.index]
-    if isinstance(recipe, Owner):
-        return lambda results, inputs: results[joint.results + recipe.index]
+def text_of_output(w: FinishWriter, recipe: Constant | Result | Input | Owner | ViewOf) -> str:
+    """The output that `recipe` describes."""
+    if isinstance(recipe, ViewOf):
+        return text_of_view(w, recipe)
     if isinstance(recipe, Constant):
-        value = resolver(recipe.value, joint.symbols)
-        return lambda results, inputs: value(inputs)
-    base = maker(recipe.of, joint)
-    steps = [(step, resolver(step.args, joint.symbols) if depends_on_sizes(step.args) else None) for step in recipe.steps]
+        return text_of_constant(w, recipe.value)
+    return {Result: "results[{}]", Input: "inputs[{}]", Owner: "owner{}"}[type(recipe)].format(recipe.index)
 
-    def view(tensor, inputs):
-        for step, by_size in steps:
-            args = by_size(inputs) if by_size else step.args
-            tensor = step.target(tensor, *args, **step.kwargs)
-            tensor = tensor if step.index is None else tensor[step.index]
-        return tensor
 
-    def make(results, inputs):
-        tensor = base(results, inputs)
-        if recipe.apart:
-            tensor = tensor.data
-        elif recipe.detach:
-            tensor = tensor.detach()
-        return with_grad_mode(False, view, tensor, inputs) if recipe.no_grad else view(tensor, inputs)
-    return make
+def text_of_constant(w: FinishWriter, value) -> str:
+    """A value of a recipe, its symbolic sizes replaced by the present ones."""
+    if isinstance(value, (Expr, Float)):
+        return float_text(value, lambda name: f"inputs[{w.symbols[name]}]")
+    if isinstance(value, (list, tuple)):            # sizes or dims: operators take either
+        return f"({''.join([text_of_constant(w, v) + ', ' for v in value])})"
+    if value is None or type(value) in (int, bool):
+        return repr(value)
+    same = (name for name, known in w.names.items() if known is value)
+    name = next(same, f"c{len(w.names)}")
+    w.names[name] = value
+    return name
+
+
+# %% [markdown]
+# An operator may give several views, as `unbind` and `split` do, and often all of them are returned. It is called once for them, in a line
+# of its own, since a call for each of a hundred rows would make ten thousand views:
+#
+#     def rows(x):
+#         return x.unbind()
+#
+#     def finish(results, inputs):
+#         several0 = c3(inputs[0])
+#         return (several0[0], several0[1], several0[2], )
+#
+# Not for each program: of `x.unbind() + x.unbind()` every view is returned twice, as two tensors. So a recipe that was written before
+# has the second call, and so on. And what `x.data` gives, which counts its versions apart, is another tensor each time.
+
+# %%
+def text_of_view(w: FinishWriter, recipe: ViewOf) -> str:
+    base = text_of_output(w, recipe.of) + (".data" if recipe.apart else ".detach()" if recipe.detach else "")
+    text = functools.reduce(lambda text, step: step_text(w, step, text), recipe.steps, base)
+    if recipe.no_grad:
+        return f"with_grad_mode(False, lambda: {text})"
+    if recipe.apart:
+        return text
+    turn = w.written[text]
+    w.written[text] += 1
+    return functools.reduce(lambda text, step: step_text(w, step, text, turn), recipe.steps, base)
+
+
+def step_text(w: FinishWriter, step: Step, of: str, turn: int | None = None) -> str:
+    """A view of `of`. turn: of the call that gives several, if it is shared."""
+    words = [of, *(text_of_constant(w, a) for a in step.args), *(f"{k}={text_of_constant(w, a)}" for k, a in step.kwargs.items())]
+    call = f"{text_of_constant(w, VIEW_METHODS.get(step.target, step.target))}({', '.join(words)})"
+    if step.index is None:
+        return call
+    if turn is not None and (call, turn) not in w.shared:
+        name = w.shared[call, turn] = f"several{len(w.shared)}"
+        w.lines.append(f"{name} = {call}")
+    return f"{call if turn is None else w.shared[call, turn]}[{step.index}]"
+
+
+# %% [markdown]
+# The methods of a tensor are found in half the time that an operator takes to look at its arguments.
+
+# %%
+VIEW_METHODS = {getattr(getattr(torch.ops.aten, name), overload): getattr(torch.Tensor, name) for name, overload in (
+    ("view", "default"), ("select", "int"), ("transpose", "int"), ("permute", "default"), ("unsqueeze", "default"), ("expand", "default"),
+    ("t", "default"), ("squeeze", "dim"), ("detach", "default"), ("unbind", "int"))}

@@ -1108,6 +1108,23 @@ def test_views_are_as_possible_of_a_saved_copy_as_of_the_input(name, backend, dy
     torch.testing.assert_close(results[1], results[0])
 
 
+@pytest.mark.parametrize("fn", [lambda x: x.unbind(), lambda x: (x * 2).split(2), lambda x: [*x.unbind(), *x.unbind()],
+                                lambda x: [*x.t().unbind(), x.t().unbind()[1].view(-1, 1)],
+                                lambda x: [v.data for v in x.unbind()] + [*x.data.unbind()]])
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_views_of_one_call_are_of_one_call(fn, requires_grad):
+    """To call `unbind` for each of a hundred rows would take a hundred times as long."""
+    def seen(f):
+        x = torch.arange(12.).view(4, 3).requires_grad_(requires_grad)
+        outs = f(x)
+        names = [o.grad_fn for o in outs]
+        with torch.no_grad():
+            if not requires_grad:
+                outs[0].add_(100)
+        return [(o, o._version, o.storage_offset(), o.requires_grad, [o is p for p in outs], names.index(n)) for o, n in zip(outs, names)]
+    assert str(seen(minicompile.compile(fn, backend="aot_eager"))) == str(seen(fn))
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "loops"])
 def test_random_numbers_that_nobody_reads_are_drawn(backend):
     def f(x):
