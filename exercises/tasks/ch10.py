@@ -108,8 +108,9 @@ lowest bit; the cast of NaN or of a large float to an integer is undefined, and 
 in registers, so nothing happens at all.""", hints=[
     "When has nothing to happen at all? Compare what is in registers (`register_type`), not the dtypes.",
     "To bool: `x != 0`. From bool to a floating type: `x ? 1 : 0` with literals of the right type (`literal(1, target)`).",
-    "Five cases, and their order matters: equal registers; to bool; from bool to floating; from floating to an integer, by `mc_integer` "
-    "with the width that the docstring names; the cast of C++. A half target is a float in registers, and no integer."])
+    "Six cases, and their order matters: equal registers; to bool; from bool to floating; from int64 to floating; from floating to an "
+    "integer, by `mc_integer` with the width that the docstring names; the cast of C++. "
+    "A half target is a float in registers, and no integer."])
 
 VALUES = {torch.bool: [True, False], torch.uint8: [0, 1, 200, 255], **{d: [0, 1, -1, 100, -100] for d in (torch.int8, torch.int16,
     torch.int32, torch.int64)},

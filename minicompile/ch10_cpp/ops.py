@@ -207,14 +207,15 @@ def _pow(value, args):
 # `round_to` is the operation that really loses the bits, for those who want eager's intermediate roundings.
 #
 # A NaN has no integer, so C++ lets the compiler invent one where it knows that a value may be NaN, and
-# `mc_integer` states what the processor (and so eager) gives.
+# `mc_integer` states what the processor (and so eager) gives. For int64 there and back an AVX2 processor has no vector instruction:
+# `mc_float` and `mc_double` put the halves of the integer into doubles, and are ten instructions for four numbers.
 
 # %% tags=["exercise:cpp-cast"]
 def convert(x: str, source: torch.dtype, target: torch.dtype) -> str:
     """C++ text of `x`, a value of dtype `source`, as a value of `target`. Both are in
     registers (`register_type`), where half types are floats. To bool: is it not 0? From bool to floating: 1
-    or 0, chosen by `?:`. From floating to integers through `mc_integer<W>`, with W int64_t for int64, uint32
-    and uint64 and int32_t for the others, then cast. Everything else is a C++ cast, or nothing."""
+    or 0, chosen by `?:`. From int64 to floating: `mc_float` or `mc_double`. From floating to integers through `mc_integer<W>`, with W
+    int64_t for int64, uint32 and uint64 and int32_t for the others, then cast. Everything else is a C++ cast, or nothing."""
     given, wanted = register_type(source), register_type(target)
     if given == wanted:
         return x
@@ -222,6 +223,8 @@ def convert(x: str, source: torch.dtype, target: torch.dtype) -> str:
         return f"{x} != 0"
     if given == "bool" and wanted in ("float", "double"):
         return f"{x} ? {literal(1, target)} : {literal(0, target)}"
+    if given == "int64_t" and target.is_floating_point:
+        return f"mc_{wanted}({x})"
     if given in ("float", "double") and not target.is_floating_point:
         wide = "int64_t" if wanted in ("int64_t", "uint32_t", "uint64_t") else "int32_t"
         return f"({wanted})mc_integer<{wide}>({x})"

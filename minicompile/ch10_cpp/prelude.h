@@ -371,6 +371,30 @@ template <class T, class F> MC T mc_integer(F x) {
 template <class T, class F> MC T mc_integer(F x) { return (T)(x > (F)-1 && x <= (F)0 ? (F)0 : x); }
 #endif
 
+// ---- int64 to floating point and back. Without AVX-512 no instruction does it for a vector, so g++ would make none of the whole loop.
+// What is added to 2^52 stands in the last bits of the double. 2^84, whose last bit counts 2^32, takes the upper half of an integer.
+#if defined(__AVX2__) && !defined(__AVX512DQ__)
+MC double mc_double(int64_t x) {  // to the upper half 2^31 is added, so that it is not negative
+  const double high = mc_bits<double>((uint64_t)x >> 32 ^ 0x4530000080000000u);
+  const double low = mc_bits<double>(((uint64_t)x & 0xffffffffu) | 0x4330000000000000u);
+  return high - (0x1p84 + 0x1p63 + 0x1p52) + low;
+}
+MC float mc_float(int64_t x) {  // what a double would round as well has all its last bits, which decide ties only, in one
+  const bool large = x + ((1l << 53) + (1l << 63)) > (1l << 54) + (1l << 63);  // than 2^53, on either side: one comparison
+  return (float)mc_double(large ? (((x & 2047) + 2047) | x) & ~2047l : x);
+}
+template <class F> MC int64_t mc_long(F x) {
+  const double whole = __builtin_trunc((double)x), high = __builtin_floor(whole * 0x1p-32), low = whole - high * 0x1p32;
+  const int64_t upper = mc_bits<int64_t>(high + 0x1.8p52) << 32, lower = mc_bits<int64_t>(low + 0x1p52) - mc_bits<int64_t>(0x1p52);
+  return (x >= (F)-0x1p63) & (x < (F)0x1p63) ? upper + lower : (int64_t)1 << 63;
+}
+template <> inline int64_t mc_integer<int64_t, float>(float x) { return mc_long(x); }
+template <> inline int64_t mc_integer<int64_t, double>(double x) { return mc_long(x); }
+#else
+MC double mc_double(int64_t x) { return (double)x; }
+MC float mc_float(int64_t x) { return (float)x; }
+#endif
+
 // ---- double goes to libm
 #define MC_DOUBLE(f) MC double mc_##f(double x) { return __builtin_##f(x); }
 MC_DOUBLE(exp) MC_DOUBLE(exp2) MC_DOUBLE(expm1) MC_DOUBLE(log) MC_DOUBLE(log2) MC_DOUBLE(log10)

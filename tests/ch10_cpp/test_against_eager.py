@@ -225,6 +225,28 @@ def test_bfloat16_numbers_are_converted_as_in_eager():
     convert_all(torch.bfloat16, False)
 
 
+def test_int64_to_floats_and_back():
+    """All lengths, what lies around a tie of either float, and what fits in no int64."""
+    at = torch.Generator().manual_seed(0)
+
+    def around(low, bits):
+        ties = (torch.randint(low, 2 * low, (999,), generator=at) << bits) + (1 << bits - 1)
+        return [ties - 1, ties, ties + 1, 1 - ties, -ties, -1 - ties]
+    lengths = torch.randint(-2**63, 2**63 - 1, (9999,), generator=at) >> torch.randint(0, 64, (9999,), generator=at)
+    x = torch.cat([lengths, *around(1 << 23, 7), *around(1 << 23, 35), *around(1 << 52, 9),
+                   torch.tensor([0, -1, 2**53 + 1, -2**53 - 1, 2**63 - 1, -2**63])])
+    source, = agree(lambda x: (x.float(), x.double(), x.half(), x.bfloat16()), x, rtol=0, atol=0)
+    assert "mc_float(" in source.code and "mc_double(" in source.code
+    y = x.double() / 3 + torch.rand(len(x), generator=at, dtype=torch.float64)
+    y = torch.cat([y, torch.tensor([0.5, -0.5, -0.0, -0.999, 2.0**32 - 0.5, -2.0**32 + 0.5, 2.0**62, -2.0**63], dtype=torch.float64)])
+    exact = torch.tensor([int(number) for number in y.tolist()])
+    compiled, _ = compile_cpp(lambda y: y.long(), y)
+    assert torch.equal(compiled(y)[0], exact)
+    y = y.float().clamp(-2.0**63, 2.0**62)
+    compiled, _ = compile_cpp(lambda y: y.long(), y)
+    assert torch.equal(compiled(y)[0], torch.tensor([int(number) for number in y.tolist()]))
+
+
 def convert_all(dtype, flush):
     half, name = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype), {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
     number = half[~half.isnan()].float()
@@ -582,10 +604,12 @@ def test_long_rows_have_several_vectors_of_partial_results(dtype, length):
 
 @pytest.mark.parametrize("fn", [lambda x: x.sum(-1), lambda x: x.mean(-1), lambda x: torch.var_mean(x, -1)[1]])
 def test_a_sum_of_equal_numbers_is_good(fn):
-    x = torch.full((3, 1000), 0.1)
+    """Of 32 partial sums each has 31 additions, whose errors agree. So the error is 3.3 to 4.6 units on average, in whichever order
+    they are added up. Of one vector of partial sums it is 27, 14 or 7, by the width."""
+    x = torch.linspace(0.05, 1, 300)[:, None].repeat(1, 1000)
     call, _ = compile_cpp(fn, x)
     exact = fn(x.double())
-    assert ((call(x)[0] - exact).abs() / exact).max() < 6 * 2 ** -24
+    assert ((call(x)[0] - exact).abs() / exact).mean() < 5.5 * 2 ** -24
 
 
 def test_additions_beside_an_exponential_have_one_vector():

@@ -168,6 +168,19 @@ def test_clamped_bytes_are_made_in_vectors(fresh_cache):
     assert "loop vectorized" in told, told
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="looks at the conversions that x86 has")
+@pytest.mark.parametrize("given, wanted", [(torch.int64, torch.float32), (torch.int64, torch.float64), (torch.int64, torch.bfloat16),
+                                           (torch.float32, torch.int64), (torch.float64, torch.int64)])
+def test_int64_and_floats_become_each_other_in_vectors(given, wanted, fresh_cache):
+    """AVX2 has no instruction for it, so that g++ made no vectors of all that stands in the loop."""
+    if "clang" in build.compiler():
+        pytest.skip("asks g++ what it has vectorised")
+    x, y, i, b = torch.ones(512, dtype=given), torch.empty(512, dtype=wanted), variables("i", 512), Body()
+    b.store("y", i[0].expr, b.to_dtype(b.load("x", i[0].expr, given), wanted))
+    told = vectorised(emit_cpp(kernel(i, (), [(i, (), b)], {"x": x}, {"y": y})))
+    assert "loop vectorized" in told, told
+
+
 def test_clang_is_given_no_flags_that_it_refuses(monkeypatch):
     for name, given in (("/usr/bin/clang++-17", False), ("/usr/bin/g++", True)):
         monkeypatch.setattr(build, "compiler", lambda name=name: name)
