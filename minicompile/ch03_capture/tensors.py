@@ -33,7 +33,7 @@ from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import class_lookup
 from ..ch02_guards.sources import AttrSource
 from ..ch02_guards.torch_guards import METHODS_OF_TENSORS
-from ..errors import Unsupported, marked
+from ..errors import SkipFrame, Unsupported, marked
 from ..tables import Table
 from .builders import contents_of
 from .constants import as_item, as_number, from_constants, function_and_rest, is_made_of_constants, known_tensor, name_of_target
@@ -297,6 +297,8 @@ def run_fake(tx, target, args, kwargs):
     except Unsupported as error:
         unsupported(tx, error.reason)
     except Exception as error:
+        if "is being modified inplace" in str(error):          # behind a break it would be no view, and nobody would refuse the write
+            raise SkipFrame("a write to a view that autograd refuses", location(tx))
         first = (str(error).splitlines() or [""])[0]
         raise marked(say_where(tx, Unsupported(f"{name_of_target(target) or target} raised {type(error).__name__}: {first}")), failed=True)
 

@@ -165,7 +165,8 @@ def layout_of(t: torch.Tensor, form="of the output") -> tuple:
 # One region may hold what are several graphs in eager: `d_loss.backward()` frees one of them, and then comes
 # `g_loss.backward()`. What is needed for outputs whose graphs were not touched (`overlapping`) is kept. A product saves its
 # factors for eager's backward, also where one is a number that is a part of our kernel. Then a second backward raises, and so
-# must that of a region that has nothing to save.
+# must that of a region that has nothing to save. And `torch.autograd.grad(d_loss, x)` for an `x` that only the other loss reads comes
+# here, where in eager it does nothing: all is kept then (`somebody_asks`).
 #
 # With `create_graph=True` the gradients that leave here depend, by way of the saved tensors, on all inputs of the region, and
 # whoever asks for that derivative gets it from [`second.py`](code:minicompile/ch05_autograd/second.py), or an error that says
@@ -213,6 +214,12 @@ def gradients_unasked(region, ctx) -> frozenset[int]:
     """The gradients that the running pass of the engine has no use for."""
     nodes = [ctx.next_functions[place][0] for place in region.edges]
     return frozenset([k for k, node in enumerate(nodes) if node is None or not will_execute(node)])
+
+
+def somebody_asks(region, ctx, absent: frozenset) -> bool:
+    """Whether somebody asks for a gradient that depends on a tangent that is there."""
+    present, unasked = sum(1 << region.inputs.count + k for k in region.every - absent), gradients_unasked(region, ctx)
+    return any(bits & present for k, bits in enumerate(region.again.whole.behind) if k not in unasked)
 
 
 def will_execute(node) -> bool:
@@ -377,6 +384,9 @@ def run_backward(region: Region, ctx, *tangents):
     if ctx.watched:
         check_watched(ctx.watched, absent)
     tensors, written = saved_tensors(region, ctx, absent)
+    if absent and not (retained or ctx.hooked or somebody_asks(region, ctx, absent)):        # eager's engine does not come here
+        ctx.left = {place: t.detach() for place, t in enumerate(tensors) if t is not None}
+        return region.spread([None] * (len(joint.gradients) + 1))
     compiled, unasked = version_for(region, ctx, absent, written)
     again = torch.is_grad_enabled()                 # may somebody differentiate what is computed here?
     missing = absent, unasked or gradients_unasked(region, ctx) if again else unasked
@@ -425,7 +435,7 @@ def inputs_again(region: Region, ctx, missing: Missing, saved: list, written: se
     """The inputs of the region, or why nothing can be computed from them again. written: which of the `saved` were, since."""
     if ctx.states is None:
         return "it drew random numbers while a CUDA graph was captured"
-    needed = region.again.needed(*missing)
+    needed = region.again.derived(missing).needed
     if any(i in needed and place in written for i, place in region.inputs.saved.items()):
         return WRITTEN_SINCE
     return region.inputs.find(ctx, ctx.noted, saved, needed)
@@ -439,7 +449,7 @@ def with_history(region: Region, ctx, missing: Missing, found: list | str, gradi
     if isinstance(found, str):
         derive, causes = functools.partial(refuse, found), present + leading
     else:
-        needed = region.again.needed(*missing)
+        needed = region.again.derived(missing).needed
         template = [torch.Tensor if isinstance(x, torch.Tensor) and (x.requires_grad or i in needed) else x
                     for i, x in enumerate(found)]
         derive = functools.partial(derive_again, region.again, missing, template, ctx.states)

@@ -203,6 +203,21 @@ def transforms() -> torch._C.DispatchKeySet:
     return functools.reduce(operator.or_, [torch._C.DispatchKeySet(torch._C._parse_dispatch_key(name)) for name in names])
 
 
+class Derived:
+    """What is known of the gradients of a region without what is `missing`. behind: as `behind_gradients` gives it; needed: the inputs that
+    they depend on; history: what `Again.history` has found."""
+
+    def __init__(self, gm, joint: Joint, count: int, missing: Missing):
+        self.make = functools.partial(gradient_program, gm, joint, missing)
+        self.behind, self.history = behind_gradients(joint, missing[0]), None
+        together = functools.reduce(operator.or_, [bits for k, bits in enumerate(self.behind) if k not in missing[1]], 0)
+        self.needed = {i for i in range(count) if together >> i & 1}
+
+    @functools.cached_property
+    def program(self) -> fx.GraphModule:
+        return self.make()
+
+
 class Again:
     """The gradients of a region, as a function that can be differentiated: `again(missing, inputs, tangents)`. stage: `compile_training`.
     parameters: inputs that are leaves and have gradients, so that the engine has a node for them; apart: those that have none, which
@@ -210,21 +225,13 @@ class Again:
 
     def __init__(self, gm, fakes, joint: Joint, stage: Callable, compile_aten, prepare, parameters: set[int], apart: set[int], last: bool):
         self.fakes, self.arguments = fakes, (getattr(compile_aten, "__wrapped__", compile_aten), prepare)
-        self.program = functools.cache(functools.partial(gradient_program, gm, joint))          # for what is missing
         self.parameters, self.apart, self.last = parameters, apart, last
-        names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
-        self.behind = behind = functools.cache(functools.partial(behind_gradients, joint))      # for each set of absent tangents
-        count = sum("tangent" not in n.meta for n in joint.gm.graph.find_nodes(op="placeholder"))
-
-        @functools.cache
-        def needed(absent: frozenset, unasked: frozenset) -> set[int]:
-            together = functools.reduce(operator.or_, [bits for k, bits in enumerate(behind(absent)) if k not in unasked], 0)
-            return {i for i in range(count) if together >> i & 1}
-        self.needed = needed                            # the inputs that the gradients depend on
-        self.overwritten = {i for i in needed(frozenset(), frozenset()) if names[i] in joint.mutated}
+        self.inputs = sum("tangent" not in n.meta for n in joint.gm.graph.find_nodes(op="placeholder"))
+        self.derived = functools.lru_cache(64)(functools.partial(Derived, gm, joint, self.inputs))
+        names, self.whole = [node.name for node in gm.graph.find_nodes(op="placeholder")], self.derived((frozenset(), frozenset()))
+        self.overwritten = {i for i in self.whole.needed if names[i] in joint.mutated}
         self.exposed = {i for i, name in enumerate(names) if name in joint.exposed}
         self.generators = generators_of(joint)
-        self.inputs, self.histories = count, {}
         self.stage, self.known, self.lock, self.context = stage, {}, threading.Lock(), contextvars.copy_context()
         self.autocast = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
         self.vary = any(type(x) in (torch.SymInt, torch.SymFloat) for f in fakes
@@ -269,19 +276,20 @@ class Again:
         given = self.models(inputs) + [fake_like(t, t.requires_grad) for t in tangents]
         try:
             with self.as_recorded():
-                return self.stage(self.program(missing), given, *self.arguments, last=True)
+                return self.stage(self.derived(missing).program, given, *self.arguments, last=True)
         except Unsupported:
             return self.in_eager(missing)
 
     def history(self, missing: Missing, inputs: Sequence | str, tangents: Sequence) -> list[int]:
         """For each gradient the inputs, and then the present tangents, for which it can be differentiated: a sum of `1 << position`. If the
         inputs cannot be had, and none of the program was recorded before, all that the gradient depends on."""
+        derived = self.derived(missing)
         if self.vary and isinstance(inputs, str):
-            return self.histories.get(missing) or self.behind(missing[0])
+            return derived.history or derived.behind
         with self.lock:
-            if missing not in self.histories:
-                self.histories[missing] = as_compiler(self.context.copy().run, self.record, missing, inputs, tangents)
-        return self.histories[missing]
+            if derived.history is None:
+                derived.history = as_compiler(self.context.copy().run, self.record, missing, inputs, tangents)
+        return derived.history
 
     def record(self, missing, inputs, tangents) -> list[int]:
         given = self.models(inputs) + [fake_like(t, True) for t in tangents]
@@ -289,14 +297,14 @@ class Again:
         places += [self.inputs + k for k in range(len(tangents) + len(absent)) if k not in absent]
         try:
             with self.as_recorded():
-                leading = placeholders_leading(self.program(missing), given)
+                leading = placeholders_leading(self.derived(missing).program, given)
         except Unsupported:
-            return self.behind(absent)
+            return self.derived(missing).behind
         return [sum(1 << places[i] for i in found) for found in leading]
 
     def in_eager(self, missing, many: bool = False) -> Callable:
         """many: under `vmap`, where each tangent stands for many, and the region is computed once, as before."""
-        program = self.program(missing)
+        program = self.derived(missing).program
 
         def on_node(node, args, kwargs):
             with contextlib.nullcontext() if node.target is engine else torch._C._ExcludeDispatchKeyGuard(transforms()):

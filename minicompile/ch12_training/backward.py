@@ -250,7 +250,8 @@ def grad(tx: Tracer, outputs, inputs, grad_outputs=NONE, retain_graph=NONE, crea
     differentiate(tx, outputs, wanted, tangents, retain_graph, create_graph, arrived)
     result = [found[w] for w in wanted]
     if materialize_grads.value:
-        result = [emit(tx, torch.zeros_like, [w]) if type(g) is Const else g for w, g in zip(wanted, result)]
+        zeros, named = wrap(tx, torch.zeros_like), {"requires_grad": Const(value=bool(create_graph.value))}
+        result = [call(tx, zeros, [w], named) if type(g) is Const else g for w, g in zip(wanted, result)]
     elif any(type(g) is Const for g in result) and not (allow_unused is not NONE and allow_unused.value):
         unsupported(tx, "torch.autograd.grad() for a tensor that is not used")
     return TupleVal(items=result)

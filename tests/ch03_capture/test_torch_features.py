@@ -3919,3 +3919,18 @@ def test_operators_on_lists_return_the_list_that_they_wrote_to(kind, backend):
         got = compiled(tensors)
         assert got[0] is tensors and got[1] is want[1] is True and torch.equal(got[2], want[2])
         assert all(map(torch.equal, tensors, want[0]))
+
+
+@pytest.mark.parametrize("view", [lambda a: a.unbind()[0], lambda a: a.split(1)[0], lambda a: next(iter(a))])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_write_that_autograd_refuses_is_refused(view, backend):
+    """Behind a graph break the results of a graph are no views of each other."""
+    def f(b):
+        v = view(torch.zeros(2, 3))
+        try:
+            v.add_(b)
+        except RuntimeError as error:
+            return str(error)
+        return v
+    b = torch.ones(1, requires_grad=True)
+    assert minicompile.compile(f, backend=backend)(b) == f(b)

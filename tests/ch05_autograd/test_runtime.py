@@ -852,6 +852,23 @@ def test_a_modified_value_fails_only_the_backward_that_reads_it():
         torch.autograd.grad(a.sum(), x)
 
 
+@pytest.mark.parametrize("f", [lambda x, w: (x.sin(), (w * 3).sin()), lambda x, w: ((x * w).sin(), w.sin()),
+                               lambda x, w: ((x * w.sin()).exp(), w.sin() * 3)])
+@pytest.mark.parametrize("then", [lambda a, b, x, w: (a, x), lambda a, b, x, w: (b, w), lambda a, b, x, w: (a + b, w)])
+def test_a_gradient_that_nobody_could_have_frees_nothing(f, then):
+    outcomes = []
+    for run in (f, compile_function(f, [rand(3), rand(3)])):
+        x, w = (torch.arange(1.0, 4).requires_grad_() for _ in range(2))
+        a, b = run(x, w)
+        for _ in range(2):
+            assert torch.autograd.grad(b.sum(), x, allow_unused=True) == (None,)
+        y, leaf = then(a, b, x, w)
+        outcomes.append(torch.autograd.grad(y.sum(), leaf))
+        with pytest.raises(RuntimeError, match="second time"):
+            torch.autograd.grad(y.sum(), leaf)
+    torch.testing.assert_close(*outcomes)
+
+
 @pytest.mark.parametrize("write", [lambda x, w: x.add_(1), lambda x, w: x.add_(w), lambda x, w: x.data.add_(1).sum() + x.mul_(2)])
 def test_an_input_that_was_written_and_saved_must_stay_as_it_is(write):
     """Eager's formulas have saved the input itself; the compiled backward has a value of its own."""

@@ -662,3 +662,17 @@ def test_anomaly_detection_finds_a_nan_of_a_backward_inside(differentiate):
         fast(w)
     with torch.autograd.set_detect_anomaly(True, check_nan=False):
         fast(w)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("create", [False, True])
+def test_gradients_that_are_made_of_nothing(rung, create):
+    """With `create_graph` they are leaves, and can be differentiated on."""
+    def f(x, w):
+        a, b = torch.autograd.grad((x * 3).sum(), [x, w], create_graph=create, materialize_grads=True)
+        c = torch.autograd.grad(b, b, torch.ones(2), materialize_grads=True) if create else None
+        return a, b, c, a.requires_grad, b.requires_grad, b.is_leaf
+
+    outcomes = [repr(g(torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)))
+                for g in (f, minicompile.compile(f, backend=rung, fullgraph=True))]
+    assert outcomes[0] == outcomes[1]
