@@ -217,9 +217,9 @@ def gradients_unasked(region, ctx) -> frozenset[int]:
 
 
 def somebody_asks(region, ctx, absent: frozenset) -> bool:
-    """Whether somebody asks for a gradient that depends on a tangent that is there."""
-    present, unasked = sum(1 << region.inputs.count + k for k in region.every - absent), gradients_unasked(region, ctx)
-    return any(bits & present for k, bits in enumerate(region.again.whole.behind) if k not in unasked)
+    """Whether somebody asks for a gradient to which, in eager, a tangent leads that is there."""
+    unasked = frozenset() if wants_all() else gradients_unasked(region, ctx)
+    return any(k not in unasked and not (behind and behind <= absent) for k, behind in enumerate(region.reached))
 
 
 def will_execute(node) -> bool:
@@ -271,7 +271,7 @@ class Region:
     """A partitioned graph as one node of the engine: what of it is known at compile time."""
 
     def __init__(self, joint: Joint, halves: Partition, forward: Callable, backward: Backward, again: Again):
-        self.joint, self.forward, self.backward = joint, forward, backward
+        self.joint, self.forward, self.backward, self.reached = joint, forward, backward, halves.reached
         self.results = joint.results + len(joint.written)            # how many, with what is written to inputs
         self.plain = [i for i in range(self.results) if i not in joint.differentiable]
         self.given = picker(joint.differentiable)               # of the tangents of all results
