@@ -157,7 +157,8 @@ def evaluate_text(text, operands):
 
 REFUSED = {
     "number minus bools": "True - B", "one minus bools": "1 - B", "bools minus bools": "B - B",
-    "argmax of bools": "B.argmax()", "topk of bools": "B.topk(1)", "relu of bools": "B.relu()",
+    "argmax of bools": "B.argmax()", "celu": "torch.celu(X, 0.0)", "celu_": "X.double().celu_(0)",
+    "topk of bools": "B.topk(1)", "relu of bools": "B.relu()",
     "variance of integers": "I.var()", "index of small integers": "X.index_select(0, I8[0])",
     "index_add of another index": "X.index_add(0, I8[0], X)", "index_copy of int32": "X.index_copy(0, I[0].int(), X)",
     "put of bools": "X.put(B, X[0])", "norm of two dtypes": "torch.layer_norm(X.double(), (2,), X[0])",

@@ -94,6 +94,13 @@ def check_exponent(func, x, exponent) -> None:
         torch.full((2,), exponent, dtype=dtype)
 
 
+@REFUSALS.of(*overloads(aten.celu, aten.celu_))
+def check_celu(func, x, alpha=1.0) -> None:
+    if present(alpha) == 0:
+        with outside():
+            func(torch.zeros(1), 0.0)
+
+
 # %% [markdown]
 # Operators that draw are not asked in general, since that would draw from the program's generator. Those below
 # take bounds or a probability, and their meta kernels take any. What is refused for numbers in tensors (negative weights), the
