@@ -137,18 +137,33 @@ def text_of_constant(w: FinishWriter, value) -> str:
 #
 # Not for each program: of `x.unbind() + x.unbind()` every view is returned twice, as two tensors. So a recipe that was written before
 # has the second call, and so on. And what `x.data` gives, which counts its versions apart, is another tensor each time.
+#
+# A view of a view is a call in the brackets of another, and of those Python takes 200. So many steps are several lines (`MOST_STEPS`).
 
 # %%
+MOST_STEPS = 30
+
+
 def text_of_view(w: FinishWriter, recipe: ViewOf) -> str:
     base = text_of_output(w, recipe.of) + (".data" if recipe.apart else ".detach()" if recipe.detach else "")
-    text = functools.reduce(lambda text, step: step_text(w, step, text), recipe.steps, base)
+    steps = recipe.steps
+    while len(steps) > MOST_STEPS:
+        name = f"line{len(w.lines)}"
+        w.lines.append(f"{name} = {text_of_steps(w, recipe, steps[:MOST_STEPS], base)}")
+        base, steps = name, steps[MOST_STEPS:]
+    return text_of_steps(w, recipe, steps, base)
+
+
+def text_of_steps(w: FinishWriter, recipe: ViewOf, steps: Sequence[Step], base: str) -> str:
+    """Some of the steps of `recipe`, from `base` on."""
+    text = functools.reduce(lambda text, step: step_text(w, step, text), steps, base)
     if recipe.no_grad:
         return f"with_grad_mode(False, lambda: {text})"
     if recipe.apart:
         return text
     turn = w.written[text]
     w.written[text] += 1
-    return functools.reduce(lambda text, step: step_text(w, step, text, turn), recipe.steps, base)
+    return functools.reduce(lambda text, step: step_text(w, step, text, turn), steps, base)
 
 
 def step_text(w: FinishWriter, step: Step, of: str, turn: int | None = None) -> str:

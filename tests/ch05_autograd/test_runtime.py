@@ -1142,6 +1142,25 @@ def test_views_of_one_call_are_of_one_call(fn, requires_grad):
     assert str(seen(minicompile.compile(fn, backend="aot_eager"))) == str(seen(fn))
 
 
+@pytest.mark.parametrize("enter", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("start", [lambda x: x, lambda x: x * 2, lambda x: x.data])
+def test_a_view_that_many_steps_make(start, enter):
+    minicompile.reset()
+
+    def f(x):
+        y = start(x)
+        for _ in range(101):
+            y = y.t().unsqueeze(0)[0]
+        return y, y.unbind()[1], y.unbind()[2]
+
+    def seen(f):
+        x = torch.arange(12.).view(4, 3).requires_grad_()
+        with enter():
+            outs = f(x)
+        return [(o, type(o.grad_fn), o.requires_grad, o.data_ptr() - outs[0].data_ptr(), o.data_ptr() == x.data_ptr()) for o in outs]
+    assert str(seen(minicompile.compile(f, backend="aot_eager", fullgraph=True))) == str(seen(f))
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "loops"])
 def test_random_numbers_that_nobody_reads_are_drawn(backend):
     def f(x):
