@@ -389,6 +389,40 @@ def test_a_float_that_a_derivative_depends_on_becomes_an_input(name, backend):
     agree(DIFFERENTIATED[name], [(x, p) for p in further], backend, graphs=8)
 
 
+CALLED = {
+    "smooth l1, old names": lambda x, p: F.smooth_l1_loss(x, OTHER, None, None, "none", p),
+    "dropout": lambda x, p: F.dropout(input=x, p=p) * 0, "smooth l1, misplaced": lambda x, p: F.smooth_l1_loss(x, OTHER, "none", p),
+    "smooth l1, old reduction": lambda x, p: F.smooth_l1_loss(x, OTHER, False, None, "none", p),
+    "huber": lambda x, p: F.huber_loss(input=x, target=OTHER, delta=p),
+    "celu": lambda x, p: F.celu(input=x, alpha=p),
+    "ranking": lambda x, p: F.margin_ranking_loss(x, OTHER, OTHER.sign(), p, None, None, "none"),
+    "lerp": lambda x, p: torch.lerp(input=x, end=OTHER, weight=p),
+    "dropout of torch": lambda x, p: torch.dropout(x, p=p, train=True) * 0,
+    "smoothing": lambda x, p: F.cross_entropy(x, LABELS, None, None, 0, None, "sum", p),
+    "attention": lambda x, p: F.scaled_dot_product_attention(
+        query=x[None], key=OTHER[None], value=x[None], attn_mask=torch.ones(4, 4).tril() > 0, scale=p),
+}
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_arguments_beside_a_float_that_varies_have_the_names_and_places_of_pytorch(name):
+    x, compiled = torch.rand(4, 8), minicompile.compile(CALLED[name], backend="aot_eager", fullgraph=True)
+    for p in (0.2, 0.3, 0.45, 0.9):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")                     # of old names
+            torch.testing.assert_close(results_and_gradients(compiled, (x, p)), results_and_gradients(CALLED[name], (x, p)))
+    assert driver.counters.graphs <= (2 if name in ("huber", "celu", "ranking", "smoothing", "attention") else 4)
+
+
+@pytest.mark.parametrize("loss", (lambda x, p: F.huber_loss(x, OTHER[0], "none", p), lambda x, p: F.smooth_l1_loss(
+    x, OTHER[0], beta=p, reduction="none")))
+def test_the_gradient_of_a_loss_that_is_infinite(loss):
+    x, compiled = torch.rand(8), minicompile.compile(loss, backend="loops")
+    x[:3] = torch.tensor([math.inf, -math.inf, math.nan])
+    for p in (0.2, 0.3, 0.45, 0.9):
+        torch.testing.assert_close(results_and_gradients(compiled, (x, p)), results_and_gradients(loss, (x, p)), equal_nan=True)
+
+
 def test_the_second_derivative_of_a_power_that_varies():
     def second(function, p):
         x = torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
@@ -415,6 +449,18 @@ def test_the_momentum_of_a_batch_norm_varies(momentum):
         torch.testing.assert_close(compiled(x), plain(x))
     torch.testing.assert_close(module.state_dict(), plain.state_dict())
     assert driver.counters.graphs <= 2
+
+
+@pytest.mark.parametrize("size", (2, 0))
+def test_the_statistics_that_a_momentum_moves_keep_their_version(size):
+    def norm(x, mean, var, momentum):
+        return F.batch_norm(x, mean, var, training=True, momentum=momentum)
+    compiled = minicompile.compile(norm, backend="loops")
+    for momentum in (0.1, 0.2, 0.4):
+        x, ours, eagers = torch.randn(size, 3, 4, requires_grad=True), (torch.zeros(3), torch.ones(3)), (torch.zeros(3), torch.ones(3))
+        torch.testing.assert_close(compiled(x, *ours, momentum), norm(x, *eagers, momentum), equal_nan=True)
+        torch.testing.assert_close(ours, eagers, equal_nan=True)
+        assert [t._version for t in ours] == [t._version for t in eagers]
 
 
 def test_what_needs_the_number_is_compiled_for_it():

@@ -10,7 +10,9 @@
 # function is to be asked itself: with a probability of 0 or 1, say, or one that is an error.
 
 # %%
+import inspect
 import operator
+import types
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +42,23 @@ def with_floats(function, args: tuple, kwargs: dict):
     owner = getattr(function, "__self__", None)
     if isinstance(owner, torch.Tensor):
         function, args = function.__name__, (owner, *args)
-    return FLOAT_RULES[function](*args, **kwargs) if function in FLOAT_RULES else NotImplemented
+    if function not in FLOAT_RULES:
+        return NotImplemented
+    try:
+        args, kwargs = by_position(function, args, kwargs)
+        inspect.signature(FLOAT_RULES[function]).bind(*args, **kwargs)
+    except TypeError:                   # by other names than the rule has, or wrong
+        return NotImplemented
+    return FLOAT_RULES[function](*args, **kwargs)
+
+
+def by_position(function, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments by position, where the function is written in Python: a rule has other names for them."""
+    if type(function) is not types.FunctionType:
+        return args, kwargs
+    call = inspect.signature(function).bind(*args, **kwargs)
+    call.apply_defaults()
+    return call.args, call.kwargs
 
 
 # %% [markdown]
@@ -226,8 +244,9 @@ def celu(x, alpha=1.0, inplace=False):
 # %%
 
 @rule(F.scaled_dot_product_attention)
-def attention(q, k, v, mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """Without dropout the factor is that of the queries; with it, eager computes on a CPU what is written here."""
+    q, k, v, mask = query, key, value, attn_mask
     if enable_gqa or torch._C._is_any_autocast_enabled() or q.dtype not in (torch.float32, torch.float64):
         return NotImplemented
     if type(dropout_p) is not torch.SymFloat:
@@ -247,16 +266,17 @@ def attention(q, k, v, mask=None, dropout_p=0.0, is_causal=False, scale=None, en
 # %% [markdown]
 # ## Statistics
 #
-# The momentum of a batch norm matters to the running statistics alone.
+# The momentum of a batch norm matters to the running statistics alone. Eager writes them without a word to autograd.
 
 # %%
 @rule(F.batch_norm)
 def batch_norm(x, mean, var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
-    if not training or type(momentum) is not torch.SymFloat or type(eps) is torch.SymFloat or mean is None or var is None or \
+    if not training or not x.numel() or type(momentum) is not torch.SymFloat or type(eps) is torch.SymFloat or \
+            mean is None or var is None or mean.is_inference() or var.is_inference() or \
             mean.dtype not in (x.dtype, torch.float32) or x.dtype is torch.float64 and mean.dtype is not x.dtype:
         return NotImplemented
     out = F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
-    with torch.no_grad():
+    with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter((mean, var)):
         now = torch.var_mean(x.detach().to(mean.dtype), [d for d in range(x.dim()) if d != 1])
         for kept, new in zip((var, mean), now):
             kept.mul_(1 - momentum).add_(new, alpha=momentum)
@@ -271,15 +291,19 @@ def batch_norm(x, mean, var, weight=None, bias=None, training=False, momentum=0.
 # names of reductions) or refuses is left to it.
 
 # %%
-def loss(*functions):
+def loss(of):
     """A rule for a loss of tensors of one dtype. Under autocast the function as a whole is cast for, so it is asked."""
+    names = list(inspect.signature(of).parameters)
+
     def register(function):
-        @rule(*functions)
-        def asked(*args, size_average=None, reduce=None, **kwargs):
+        @rule(of)
+        def asked(*args):
+            given = dict(zip(names, args))
+            olds = [given.pop(name, None) for name in ("size_average", "reduce")]
             dtypes = {t.dtype for t in args if isinstance(t, torch.Tensor) and t.is_floating_point()}
-            if torch._C._is_any_autocast_enabled() or size_average is not None or reduce is not None or len(dtypes) != 1:
+            if torch._C._is_any_autocast_enabled() or olds != [None, None] or len(dtypes) != 1:
                 return NotImplemented
-            return function(*args, **kwargs)
+            return function(*given.values())
         return function
     return register
 
@@ -309,10 +333,11 @@ def cross_entropy(x, target, weight=None, ignore_index=-100, reduction="mean", l
 
 @loss(F.huber_loss)
 def huber_loss(x, target, reduction="mean", delta=1.0, weight=None):
-    if weight is not None or not delta > 0 or x.shape != target.shape:
+    if weight is not None or not 0 < delta < 1 / TINY or x.shape != target.shape:
         return NotImplemented
     z = (x - target).abs()
-    return by_reduction(torch.where(z < delta, 0.5 * z * z, delta * (z - 0.5 * delta)), reduction)
+    near = torch.where(z > delta, delta, z)             # else an infinite z would make 0 times infinity in backward
+    return by_reduction(torch.where(z < delta, 0.5 * near * near, delta * (z - 0.5 * delta)), reduction)
 
 
 @loss(F.smooth_l1_loss)
@@ -320,7 +345,8 @@ def smooth_l1_loss(x, target, reduction="mean", beta=1.0):
     if not beta > TINY or x.shape != target.shape:
         return NotImplemented
     z = (x - target).abs()
-    return by_reduction(torch.where(z < beta, 0.5 * z * z / beta, z - 0.5 * beta), reduction)
+    near = torch.where(z > beta, beta, z)
+    return by_reduction(torch.where(z < beta, 0.5 * near * near / beta, z - 0.5 * beta), reduction)
 
 
 @loss(F.margin_ranking_loss)
