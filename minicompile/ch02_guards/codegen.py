@@ -28,7 +28,7 @@ import torch
 from ..ch01_graphs import floats
 from ..errors import interrupts
 from ..marks import PASSED_OVER
-from . import guards as g, torch_guards
+from . import guards as g, sources, torch_guards
 from .identity import strongly
 from .memory import counters_agree
 from .sources import CallSource, ComputedSource, ConstantSource, GlobalsSource, GlobalStateSource, LocalSource, Source, parameter_name
@@ -386,7 +386,7 @@ def base_namespace() -> dict:
             "__agree": counters_agree, "__class_has": g.class_has,
             "__methods_are": torch_guards.methods_are, "__class_derives": g.class_derives, "__function_has": g.function_has,
             "__slot": g.slot, "__slot_is_empty": g.slot_is_empty, "__in_class": g.class_lookup,
-            "__runs_code_at_death": g.runs_code_at_death, "__rest": g.rest_of_loop, **torch_guards.ASK,
+            "__runs_code_at_death": g.runs_code_at_death, "__rest": sources.rest_of_loop, **torch_guards.ASK,
             "__new_cell": types.CellType, "__function": types.FunctionType, "__builtins__": builtins, **floats.NAMESPACE,
             **{f"__{kind.lower()}": read for kind, read in g.STATE.items()}}
 

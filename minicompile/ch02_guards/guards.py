@@ -485,44 +485,6 @@ def dies_quietly(g, x, const):
 
 
 # %% [markdown]
-# Behind a graph break a loop's iterator is one of Python, which has begun. What it has still to give is asked without taking it: the
-# iterators of lists, tuples and dictionaries tell, and so do `enumerate` and `zip` over these. (An iterator that a `zip` has twice gives
-# its items in turns.) Of a dictionary that has changed its size meanwhile, the next turn raises.
-
-# %%
-OVER_DICTS = (type(iter({})), type(iter({}.values())), type(iter({}.items())))
-OVER_SEQUENCES = (type(iter([])), type(iter(())))
-
-
-def sources_of_loop(iterator) -> list:
-    """The iterators of containers from which an iterator takes; itself, if it is one, and if it is of another kind."""
-    if type(iterator) not in (enumerate, zip):
-        return [iterator]
-    inner = iterator.__reduce__()[1]
-    return [source for part in (inner[:1] if type(iterator) is enumerate else inner) for source in sources_of_loop(part)]
-
-
-def rest_of_loop(iterator) -> list | None:
-    """What an iterator would still give, or None where that is not known."""
-    kind, sources = type(iterator), sources_of_loop(iterator)
-    if len(set(map(id, sources))) < len(sources) or any(type(source) not in (*OVER_DICTS, *OVER_SEQUENCES) for source in sources):
-        return None
-    if kind in OVER_DICTS:
-        try:
-            return iterator.__reduce__()[1][0]
-        except RuntimeError:
-            return None
-    _, inner, *state = iterator.__reduce__()
-    if kind in OVER_SEQUENCES:
-        base = list if kind is OVER_SEQUENCES[0] else tuple
-        return list(base.__getitem__(inner[0], slice(*state, None)))
-    rests = list(map(rest_of_loop, inner if kind is zip else inner[:1]))
-    if state or None in rests:
-        return None
-    return list(zip(*rests)) if kind is zip else list(enumerate(*rests, inner[1]))
-
-
-# %% [markdown]
 # Three questions about a class have a guard each. Does it still have the attribute that was found, or none where none was? Does it
 # still derive from the same classes, which `isinstance` asked? And is what lies there, if it is data such as a counter, still of that type?
 

@@ -28,8 +28,7 @@ import weakref
 
 import torch
 
-from ..ch02_guards.guards import OVER_DICTS, rest_of_loop, sources_of_loop
-from ..ch02_guards.sources import LocalSource, RestSource, TurnSource
+from ..ch02_guards.sources import OVER_DICTS, LocalSource, RestSource, TurnSource, rest_of_loop, sources_of_loop
 from .effects import changed
 from .exceptions import interprets, user_error, user_errors
 from .interpreter import advance, let_go, unless_raised
