@@ -448,7 +448,7 @@ def test_the_momentum_of_a_batch_norm_varies(momentum):
         x = torch.randn(2, 3, 4, 4)
         torch.testing.assert_close(compiled(x), plain(x))
     torch.testing.assert_close(module.state_dict(), plain.state_dict())
-    assert driver.counters.graphs <= 2
+    assert driver.counters.graphs <= (2 if momentum else 3)     # without one, `float(count)` breaks the graph, in a frame of its own
 
 
 @pytest.mark.parametrize("size", (2, 0))
@@ -796,10 +796,11 @@ def train(make, inputs, backend):
     return torch.stack(losses), [p.detach() for p in (*model.parameters(), *model.buffers())]
 
 
-@pytest.mark.parametrize("make, inputs", [
-    (GPT, [torch.randint(31, s) for s in ((4, 9), (6, 13), (3, 20), (8, 5), (5, 32))]),
-    (ResNet, [torch.randn(n, 3, s, s) for n, s in ((4, 12), (6, 16), (3, 20), (8, 14))])], ids=["gpt", "resnet"])
-def test_training_with_varying_batches(make, inputs):
+@pytest.mark.parametrize("make, draw, sizes", [
+    (GPT, lambda *s: torch.randint(31, s), ((4, 9), (6, 13), (3, 20), (8, 5), (5, 32))),
+    (ResNet, lambda n, s: torch.randn(n, 3, s, s), ((4, 12), (6, 16), (3, 20), (8, 14)))], ids=["gpt", "resnet"])
+def test_training_with_varying_batches(make, draw, sizes):
+    inputs = [draw(*s) for s in sizes]          # not when collected: of one in a thousand, rounding decides which number is the largest
     torch.testing.assert_close(train(make, inputs, "cpp"), train(make, inputs, None), rtol=1e-3, atol=1e-4)
     assert driver.counters.graphs <= 4
 
