@@ -195,15 +195,14 @@ def saved_tensors(region, ctx, absent: frozenset) -> tuple[list[torch.Tensor], s
     return tensors, {i for i, place in order.items() if tensors[place] is not None and tensors[place]._version != ctx.versions[place]}
 
 
-def version_for(region, ctx, absent: frozenset, written: set[int]) -> tuple[Callable, frozenset]:
+def version_for(region, ctx, absent: frozenset, unasked: frozenset, written: set[int]) -> tuple[Callable, frozenset]:
     """The compiled backward, and the gradients that it leaves out: those that nobody asks for, if that saves time at many calls, or if
-    they read what was `written` since."""
-    unasked = frozenset() if wants_all() else gradients_unasked(region, ctx)
+    they read what was `written` since. unasked: those of a pass that does not go to all leaves."""
     if not (unasked and region.backward.pays(absent, unasked)):
         compiled, reads = region.backward(absent)
         if not written & reads:
             return compiled, frozenset()
-        unasked = gradients_unasked(region, ctx)
+        unasked = unasked or gradients_unasked(region, ctx)
     compiled, reads = region.backward(absent, unasked)
     if written & reads:
         raise RuntimeError(ctx.modified)
@@ -216,9 +215,8 @@ def gradients_unasked(region, ctx) -> frozenset[int]:
     return frozenset([k for k, node in enumerate(nodes) if node is None or not will_execute(node)])
 
 
-def somebody_asks(region, ctx, absent: frozenset) -> bool:
+def somebody_asks(region, absent: frozenset, unasked: frozenset) -> bool:
     """Whether somebody asks for a gradient to which, in eager, a tangent leads that is there."""
-    unasked = frozenset() if wants_all() else gradients_unasked(region, ctx)
     return any(k not in unasked and not (behind and behind <= absent) for k, behind in enumerate(region.reached))
 
 
@@ -384,12 +382,13 @@ def run_backward(region: Region, ctx, *tangents):
     if ctx.watched:
         check_watched(ctx.watched, absent)
     tensors, written = saved_tensors(region, ctx, absent)
-    if absent and not (retained or ctx.hooked or somebody_asks(region, ctx, absent)):        # eager's engine does not come here
+    unasked = frozenset() if wants_all() else gradients_unasked(region, ctx)
+    if absent and not (retained or ctx.hooked or somebody_asks(region, absent, unasked)):        # eager's engine does not come here
         ctx.left = {place: t.detach() for place, t in enumerate(tensors) if t is not None}
         return region.spread([None] * (len(joint.gradients) + 1))
-    compiled, unasked = version_for(region, ctx, absent, written)
+    compiled, left_out = version_for(region, ctx, absent, unasked, written)
     again = torch.is_grad_enabled()                 # may somebody differentiate what is computed here?
-    missing = absent, unasked or gradients_unasked(region, ctx) if again else unasked
+    missing = absent, left_out or unasked or gradients_unasked(region, ctx) if again else left_out
     arguments, kept, leading = take_saved(region, ctx, tensors, absent, retained, again)
     found = inputs_again(region, ctx, missing, arguments, written) if again else "nobody may ask"
     leading += arguments if again else []
@@ -402,7 +401,7 @@ def run_backward(region: Region, ctx, *tangents):
     if copied and not (ctx.hooked or retained):
         copied = (region.shared | kept).intersection(copied)
     if many:
-        compiled = region.backward.interpreted(absent, unasked)
+        compiled = region.backward.interpreted(absent, left_out)
     gradients = with_grad_mode(False, call_backward, compiled, arguments, copied, present, None if many else region.layouts_of(ctx, absent))
     if again:
         gradients = with_history(region, ctx, missing, found, gradients, present, leading)

@@ -242,7 +242,6 @@ def celu(x, alpha=1.0, inplace=False):
 # eager then computes attention step by step, with the square root of the scale for queries and for keys.
 
 # %%
-
 @rule(F.scaled_dot_product_attention)
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """Without dropout the factor is that of the queries; with it, eager computes on a CPU what is written here."""
