@@ -934,6 +934,24 @@ def test_integers_made_of_floats_and_bits(name, backend):
     agree(function, [(torch.randn(size, 3), n) for size, n in sizes], backend=backend)
 
 
+SCALED = {
+    "divided by a product": lambda x: x * (1 / (2 * x.shape[0])),
+    "by another": lambda x: x * math.sin(7.0 / x.numel()),
+    "floor division": lambda x: x * (300.5 // (2 * x.shape[0])),
+    "remainder": lambda x: x * (30.5 % (2 * x.shape[0])),
+    "power": lambda x: x * 1.01 ** (2 * x.shape[0]),
+    "power of a product": lambda x: x * (2 * x.shape[0]) ** -0.5,
+    "power of a negative one": lambda x: x * (-2 * x.shape[0]) ** 2.0,
+    "product of products": lambda x: x * (0.5 * (3 * x.shape[0]) / (x.shape[0] * x.shape[1])),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "cpp"])
+@pytest.mark.parametrize("name", SCALED)
+def test_a_product_of_sizes_is_one_operand(name, backend):
+    agree(SCALED[name], [(torch.randn(n, 4, dtype=torch.float64),) for n in (7, 9, 12)], backend)
+
+
 def test_a_root_that_is_none():
     def f(x, n):
         try:

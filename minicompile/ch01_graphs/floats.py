@@ -131,7 +131,7 @@ def float_text(e, name: Callable[[str], str] = str) -> str:
         return name(e.args[0])
     parts = [float_text(a, name) for a in e.args]
     if e.op in INFIX:
-        left, right = (f"({p})" if " " in p or p.startswith("-") else p for p in parts)
+        left, right = (f"({p})" if {*" *"} & {*p} or p.startswith("-") else p for p in parts)      # a size may be `2*s0`
         return f"{left} {INFIX[e.op]} {right}"
     if e.op in ("neg", "pos"):
         return f"{'-' if e.op == 'neg' else '+'}({parts[0]})"
