@@ -92,6 +92,16 @@ def test_binary_on_special_values(name):
     check(getattr(torch, name), a, b)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("whole", [torch.int64, torch.int16])
+def test_ldexp_whose_power_of_two_its_dtype_does_not_have(dtype, whole):
+    tiny = torch.finfo(dtype).tiny
+    x = torch.tensor([*SPECIAL, 1.7, tiny, tiny * 1.3, tiny / 4, 5e-324, 1e-310, 1e300], dtype=torch.float64).to(dtype)
+    exponents = [0, 1, -1, 126, 128, 140, -126, -140, -149, 200, -200, 1023, 1024, -1023, -1074, 2098, -2098]
+    wide = [2**31 - 1, 2**31, 2**32 + 3, -2**31 - 1, 42561581212] if whole is torch.int64 else []
+    check(torch.ldexp, x[:, None].repeat(1, len(exponents + wide)), torch.tensor(exponents + wide, dtype=whole), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.bool, torch.float16, torch.float64])
 @pytest.mark.parametrize("other", [torch.int64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(), (3,)])

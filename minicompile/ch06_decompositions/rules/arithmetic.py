@@ -200,6 +200,11 @@ def lerp(a, b, weight):
 # ## Powers
 #
 # Small exponents are multiplications: exact, and a hundred times cheaper than a general power.
+#
+# `ldexp` moves a number by a power of two, and that power may be a number that its dtype does not have: `ldexp(1e-40, 140)` is 139, but
+# `2.0 ** 140` is infinite in float32. In float64 it is not, nor is the product rounded there. A power of two is made from its bits: an
+# exponent, which IEEE 754 counts from -1023, and zeros. What is float64 already takes up to three of them, the smaller first, so that only
+# the last product can be rounded.
 
 # %%
 SMALL_POWERS = {0.5: torch.sqrt, -0.5: torch.rsqrt, -1: torch.reciprocal, 1: torch.clone, 2: lambda x: x * x,
@@ -216,8 +221,18 @@ def power(x, exponent):
 
 @decomposition("ldexp.Tensor")
 def ldexp(x, exponent):
-    base = 2.0 if x.dtype is torch.float32 or not x.is_floating_point() else constant(2.0, x)
-    return x * torch.pow(base, exponent)
+    """`x * 2**exponent`, rounded once. Whole exponents are those of C: 32 bits of them count."""
+    if not x.is_floating_point() or exponent.is_floating_point():
+        return x * torch.pow(2.0 if not x.is_floating_point() or x.dtype is torch.float32 else constant(2.0, x), exponent)
+    rest, out = exponent.to(torch.int32).to(torch.int64), x.to(torch.float64)
+    powers = []
+    for _ in range(3 if x.dtype is torch.float64 else 1):
+        part = rest.clamp(-1022, 1023)
+        powers.append(((part + 1023) << 52).view(torch.float64))
+        rest = rest - part
+    for power in reversed(powers):
+        out = out * power
+    return out.to(x.dtype)
 
 
 # %% [markdown]
