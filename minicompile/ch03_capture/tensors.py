@@ -79,6 +79,14 @@ def to_arg(tx: Tracer, value: AbstractValue):
     unsupported(tx, f"{describe(value)} as an argument of a tensor operation")
 
 
+DTYPE_OF_CLASS = {int: torch.int64, float: torch.float64, bool: torch.bool, complex: torch.complex128}
+
+
+def as_dtype(value: AbstractValue) -> AbstractValue:
+    """A class of numbers, as in `x.to(float)`, is the dtype that PyTorch takes it for: a text of the graph can name that."""
+    return const(DTYPE_OF_CLASS[value.real]) if type(value) is ObjVal and value.cls is type and value.real in DTYPE_OF_CLASS else value
+
+
 def node_here(tx: Tracer, node: torch.fx.Node) -> torch.fx.Node:
     """`node` in the graph that is being built: one of the graph around it becomes an input (library/regions.py)."""
     if node.graph is tx.graph:
@@ -140,6 +148,8 @@ def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
     updated = updates(UPDATES[target], args, kwargs) if target in UPDATES else ()
     if any(type(a) is Const and type(a.value) in TAKEN_FOR_OTHERS for a in (*args, *kwargs.values())):
         unsupported(tx, "a NumPy truth value or complex number, which PyTorch takes for a number of another kind")
+    if target != "type" and (type(target) is not types.FunctionType or is_library(target.__code__.co_filename)):
+        args, kwargs = [*map(as_dtype, args)], {k: as_dtype(v) for k, v in kwargs.items()}
     fx_args = tuple(to_arg(tx, a) for a in args)
     fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
     if "from" in fx_kwargs and name_of_target(target) in ("random_", "uniform_"):       # in a text, no argument has this name
@@ -471,6 +481,6 @@ def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -
             return const(NUMBER_METHODS[name](known.value)) if name in NUMBER_METHODS else known
         if name == "tolist" and (real := known_tensor(tensor)) is not None:
             return wrap_constant(tx, real.tolist())
-    if name in REFUSED_METHODS or name == "to" and any(type(a) is ObjVal for a in args):
+    if name in REFUSED_METHODS or name == "to" and any(type(as_dtype(a)) is ObjVal for a in args):
         unsupported(tx, f"Tensor.{name}() needs the numbers of the tensor or changes what it is")
     return emit(tx, name, [tensor, *args], kwargs)

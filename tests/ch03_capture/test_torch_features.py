@@ -3934,3 +3934,38 @@ def test_a_write_that_autograd_refuses_is_refused(view, backend):
         return v
     b = torch.ones(1, requires_grad=True)
     assert minicompile.compile(f, backend=backend)(b) == f(b)
+
+
+CLASSES_FOR_DTYPES = {
+    "creation": lambda x: (torch.zeros(x.shape, dtype=int), torch.full((2,), 1, dtype=float), torch.arange(3, dtype=int),
+                           torch.eye(2, dtype=bool)),
+    "of data": lambda x: (torch.tensor([1, 2], dtype=complex), x.new_tensor([1], dtype=int), torch.as_tensor([2], dtype=float),
+                          torch.tensor([x.shape[0], 2], dtype=float)),
+    "casts": lambda x: (x.to(float), x.to("cpu", int), x.to(torch.device("cpu"), dtype=bool), x.double().view(int)),
+    "reductions": lambda x: (x.sum(dtype=float), torch.cumsum(x, 0, dtype=float), F.softmax(x, 0, dtype=float)),
+    "questions": lambda x: (x * torch.can_cast(float, int), torch.zeros_like(x, dtype=torch.promote_types(int, float))),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "cpp"])
+@pytest.mark.parametrize("name", CLASSES_FOR_DTYPES)
+def test_classes_of_numbers_as_dtypes(name, backend):
+    x, function = torch.randn(3, 4), CLASSES_FOR_DTYPES[name]
+    for want, got in zip(function(x), minicompile.compile(function, backend=backend, fullgraph=True)(x)):
+        torch.testing.assert_close(got, want)
+
+
+def test_what_takes_a_class_for_no_dtype():
+    @torch.compiler.allow_in_graph
+    def converted(x, kind):
+        return x * kind(2.7)
+
+    def refused(x):
+        try:
+            return x.type(int)
+        except ValueError:
+            return x + 1
+
+    x = torch.randn(3)
+    torch.testing.assert_close(minicompile.compile(lambda x: converted(x, int), backend="aot_eager")(x), x * 2)
+    torch.testing.assert_close(minicompile.compile(refused, backend="eager")(x), x + 1)

@@ -27,7 +27,7 @@ from ..iterate import unpack
 from ..methods import call_method
 from ..operations import fold
 from ..protocol import method
-from ..tensors import call_tensor_method, emit, run_fake, to_arg, wrap_result
+from ..tensors import as_dtype, call_tensor_method, emit, run_fake, to_arg, wrap_result
 from ..tracer import answer, guard, is_library, line_of, unsupported
 from ..values import (
     AbstractValue, Const, DictVal, FALSE, ListVal, NONE, NotConstant, SymVal, TRUE, TensorVal, TupleVal, boolean, const)
@@ -160,7 +160,7 @@ def make_tensor(function, tx, /, *args, **kwargs) -> AbstractValue:
     if args and type(args[0]) is Const and type(args[0].value) is numpy.bool_:
         args = [boolean(args[0].value), *args[1:]]
     fx_args = tuple(to_arg(tx, a) for a in args)
-    fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
+    fx_kwargs = {k: to_arg(tx, as_dtype(v)) for k, v in kwargs.items()}
     if args and type(args[0]) is SymVal:
         scalar, number = args[0].scalar, args[0].number
         dtype = torch.int64 if number is int else torch.get_default_dtype()
@@ -250,7 +250,7 @@ for _function in (torch.tensor, torch.scalar_tensor):
 
 @method(TensorVal, "new_tensor")
 def new_tensor(tx, self, /, *args, **kwargs) -> AbstractValue:
-    named = {"dtype": self.fake.dtype, "device": self.fake.device} | {k: to_arg(tx, v) for k, v in kwargs.items()}
+    named = {"dtype": self.fake.dtype, "device": self.fake.device} | {k: to_arg(tx, as_dtype(v)) for k, v in kwargs.items()}
     made = tensor_of_numbers(tx, args, named) if args and type(args[0]) in (ListVal, TupleVal) else None
     return made or call_tensor_method(tx, self, "new_tensor", args, kwargs)
 
