@@ -150,7 +150,7 @@ def _compile_function(function, context):
     if inspect.ismethod(function) and inspect.isfunction(function.__func__):     # a method again: learning rate schedulers ask for
         return types.MethodType(_compile_function(function.__func__, context), function.__self__)        # its `__func__`
     target = function
-    if isinstance(function, functools.partial):
+    if type(function) is functools.partial:
         target = marks.original(function.func)
         if target is not function.func:
             function = functools.partial(target, *function.args, **function.keywords)

@@ -74,6 +74,16 @@ def test_method_partial_and_lambda():
     assert torch.equal(minicompile.compile(functools.partial(scaled, factor=5), backend="eager")(x), scaled(x, 5))
     assert torch.equal(minicompile.compile(lambda t: t * 7, backend="eager")(x), x * 7)
 
+    class Own(functools.partial):
+        def __call__(self, x):
+            return super().__call__(x) + 100
+
+    class Hiding(functools.partial):
+        __slots__ = "func"
+
+    for derived in (Own(scaled, factor=5), Hiding(scaled, factor=5)):
+        assert torch.equal(minicompile.compile(derived, backend="eager")(x), derived(x))
+
 
 def test_closures_share_code_but_not_cells():
     def make(k):

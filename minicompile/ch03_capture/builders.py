@@ -204,6 +204,8 @@ def wrap_read_only(tx, real, kind, source):
 
 @BUILDERS.of(functools.partial)
 def wrap_partial(tx, real, kind, source):
+    if kind is not functools.partial:            # whose class may call it in another way, or hide its parts
+        return None
     func, args, keywords = wrap_parts(tx, real, source, "func", "args", "keywords")
     fields = part(InstanceDictSource, source)
     guard(tx, fields, "DICT_KEYS", tuple(vars(real)))

@@ -21,7 +21,7 @@ import torch
 from .. import marks
 from ..ch01_graphs.floats import MATH
 from ..ch02_guards.identity import HEAP_TYPE, module_name
-from ..ch02_guards.sources import AttrSource, ItemSource
+from ..ch02_guards.sources import AttrSource, CallSource, ItemSource
 from ..errors import SkipFrame
 from .attributes import get_attribute, get_plainly, store_attribute
 from .builders import as_python, contents_of
@@ -89,8 +89,8 @@ NO_ARGUMENT = (ObjVal, FuncVal, MethodVal, PartialVal)
 # In order: a function with a handler is handled, and so is a class, unless the program has patched it. A class is instantiated.
 # A function that belongs into the graph, which is what most of torch's functions are, becomes a node, unless one of its arguments is
 # something that a node cannot have, a function of the trace for example; then it is inlined like any Python function. Then the type of the
-# callable decides: Python functions, methods of C classes, partials. An object is called by the `__call__` of its class; that of
-# PyTorch's modules has a handler (`library/modules.py`). What is left breaks the graph.
+# callable decides: Python functions, methods of C classes. An object is called by the `__call__` of its class; that of
+# PyTorch's modules has a handler (`library/modules.py`), and so has that of partials. What is left breaks the graph.
 
 # %%
 @CALLS.of(ObjVal)
@@ -113,11 +113,26 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
         return REAL_CALLS[kind](tx, function, args, kwargs)
     if method := python_method(function.cls, "__call__"):
         return call(tx, wrap(tx, method), [function, *args], kwargs)
+    if lookup(function.cls, "__call__") is functools.partial.__call__:
+        return call_derived_partial(tx, function, *args, **kwargs)
     if (module_name(real) or module_name(kind)).split(".")[0] == "numpy" and real is not None:
         return call_numpy(tx, real, args, kwargs)
     if lookup(function.cls, "__call__") is MISSING:
         user_error(TypeError, f"'{function.cls.__name__}' object is not callable")
     unsupported(tx, f"a call of {describe(function)}")
+
+
+@handles(functools.partial.__call__)
+def call_derived_partial(tx, function, /, *args, **kwargs):
+    """A call of a partial, or as `super().__call__` in a class derived from it, which may hide the parts that are read here."""
+    if type(function) is ObjVal:
+        if function.real is None or not issubclass(function.cls, functools.partial):
+            unsupported(tx, f"a call of {describe(function)}")
+        fields = [vars(functools.partial)[name] for name in ("func", "args", "keywords")]
+        func, given, keywords = (wrap(tx, f.__get__(function.real), function.source and CallSource(
+            constant_source(tx, f), "__get__", (function.source,))) for f in fields)
+        function = PartialVal(func=func, args=[realize(tx, a) for a in given.items], keywords=keywords)
+    return call(tx, function, args, kwargs)
 
 
 REAL_CALLS = Table()                 # class of a real callable -> function(tx, callee, args, kwargs)

@@ -139,7 +139,7 @@ _HOOKS = (*HOOK_DICTS, "_compiled_call_impl")
 def python_function(function, args, kwargs):
     """(function with code, args, kwargs) of the frame that function(*args, **kwargs) would make, or None."""
     while not isinstance(function, types.FunctionType):
-        if isinstance(function, functools.partial):
+        if type(function) is functools.partial:
             function, args, kwargs = function.func, (*function.args, *args), {**function.keywords, **kwargs}
         elif isinstance(function, types.MethodType):
             function, args = function.__func__, (function.__self__, *args)

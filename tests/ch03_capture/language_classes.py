@@ -1890,3 +1890,31 @@ def super_and_what_it_refuses(x):
         plain.deleted, plain.star, plain.nested(), lambda: super(1, int), lambda: super([], int), lambda: super(lambda: 0, plain),
         lambda: super(x, plain), lambda: super(), lambda: super(object=plain))], \
         found.__self__ is plain, found.__thisclass__ is Plain, found.__self_class__ is Plain, found.__class__ is super
+
+
+class OwnSlotPartial(functools.partial):
+    __slots__ = "func"
+
+
+class OwnCallPartial(functools.partial):
+    def __call__(self, x):
+        return super().__call__(x) + 100
+
+
+class HidingPartial(functools.partial):
+    args = property(lambda self: (self.func, 5))
+
+    def more(self, x):
+        return self(x) * 2
+
+
+@program(args=lambda: [cls(torch.add, alpha=3, other=2) for cls in (OwnSlotPartial, OwnCallPartial, HidingPartial)])
+def partials_of_derived_classes(x, slot, own, hiding):
+    slot_is_empty = not hasattr(slot, "func")
+    return slot(x), own(x), hiding(x), hiding.more(x), slot_is_empty, type(own).__name__, hiding.args[1], own.keywords, list(map(own, [x]))
+
+
+@program(breaks=True, args=lambda: [cls(torch.add, alpha=3) for cls in (OwnSlotPartial, OwnCallPartial)])
+def partials_of_partials_of_derived_classes(x, slot, own):
+    a, b = functools.partial(slot, other=x), functools.partial(own, x)
+    return a(x), a.func is torch.add, b.func is own, type(a).__name__, type(OwnCallPartial(torch.add, other=x)).__name__

@@ -518,6 +518,8 @@ def make_partial(tx, function, /, *args, **kwargs):
     """One of a partial is one of that one's function."""
     if type(function) is PartialVal and not function.attrs:
         function, args, kwargs = function.func, (*function.args, *args), {**keywords_of(tx, function), **kwargs}
+    elif type(function) is ObjVal and issubclass(function.cls, functools.partial):
+        unsupported(tx, "a partial of a partial")
     partial = PartialVal(func=function, args=list(args))
     partial.keywords = dict_of(kwargs, owner=partial)
     return partial
