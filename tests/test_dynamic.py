@@ -952,6 +952,22 @@ def test_a_product_of_sizes_is_one_operand(name, backend):
     agree(SCALED[name], [(torch.randn(n, 4, dtype=torch.float64),) for n in (7, 9, 12)], backend)
 
 
+NEGATIVE_DIVISORS = {
+    "remainder": lambda x, n: x * (n % -3),
+    "quotient": lambda x, n: x * (n // -3),
+    "of a quotient": lambda x, n: x * (n // 2 // -3),
+    "size": lambda x, n: x * (n % -x.shape[0]) + n // -x.shape[0],
+    "either sign": lambda x, n: (x * (n % (5 - n)) + x.shape[0] // (5 - n), n // (5 - n)),
+    "rounded up": lambda x, n: x.new_full((-(n // -4),), n),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "cpp"])
+@pytest.mark.parametrize("name", NEGATIVE_DIVISORS)
+def test_divisors_that_are_negative(name, backend):
+    agree(NEGATIVE_DIVISORS[name], [(torch.randn(size, 3), n) for size, n in [(4, 9), (6, 7), (9, 13), (3, 11)]], backend=backend)
+
+
 def test_a_root_that_is_none():
     def f(x, n):
         try:

@@ -395,7 +395,7 @@ def _without(term: tuple, atoms: list) -> tuple:
 # %% [markdown]
 # Now the two divisions. Both go from cheap to expensive: numbers, dividing by one, a constant that is smaller than
 # the divisor, then the two facts, then shortening the fraction. `floordiv` knows one rule more, `(x // a) // b ==
-# x // (a*b)`. A quotient that none of this removes becomes an atom, and is treated like a symbol from then on.
+# x // (a*b)` for a positive `b`. A quotient that none of this removes becomes an atom, and is treated like a symbol from then on.
 # `mod` is parallel, with what remains in the place of what leaves. (A shortened remainder has to be multiplied by
 # the factor again.)
 
@@ -417,7 +417,7 @@ def floordiv(a: Int, b: Int) -> Int:
     smaller, divisor = _without_common_factor(rest, b)
     if divisor != b:
         return add(quotient, floordiv(smaller, divisor))
-    if isinstance(b, int) and len(rest.terms) == 1 and rest.const == 0:
+    if isinstance(b, int) and b > 0 and len(rest.terms) == 1 and rest.const == 0:
         (term, c), = rest.terms.items()
         if c == 1 and len(term) == 1 and isinstance(inner := term[0], FloorDiv) and isinstance(inner.divisor, int):
             return add(quotient, floordiv(inner.numerator, inner.divisor * b))
@@ -524,9 +524,10 @@ def coefficient(e: Int, symbol: Symbol) -> Int | None:
 # %% [markdown]
 # Python's division rounds down, that of C++ and Triton toward zero: `-1 // 5` is -1 in the one and 0 in the other, and
 # `-1 % 5` is 4 or -1. Numerators can be negative although no index is: flipping a repeated dimension reads element
-# `(9 - i) % 5`, whose canonical form is `(4 - i) % 5`. Both roundings agree where the numerator is not negative, and
-# adding a multiple of the divisor makes it so: `(4 - i + 5) % 5`, and `(4 - i + 5) // 5 - 1`. How many multiples it
-# takes follows from the lower bound. Where no bound is known, the text computes the floor from the truncated remainder.
+# `(9 - i) % 5`, whose canonical form is `(4 - i) % 5`. Both roundings agree where neither number is negative, and
+# adding a multiple of the divisor makes the numerator so: `(4 - i + 5) % 5`, and `(4 - i + 5) // 5 - 1`. How many multiples it
+# takes follows from the lower bound. Where no bound is known, and for a divisor that may be negative (a program may divide
+# sizes by what it likes), the text computes the floor from the truncated remainder.
 #
 # In C++, a quotient that is 0 or 1 after this is the answer of a comparison, and what it leaves a difference:
 # `(j - i + 770) >= 770`. (A GPU multiplies by the inverse of the divisor, which costs as little.)
@@ -534,12 +535,14 @@ def coefficient(e: Int, symbol: Symbol) -> Int | None:
 # %%
 def _lift(numerator: Int, divisor: Int) -> int | None:
     """The smallest k for which `numerator + k * divisor` is known not to be negative; None if none is known
-    that keeps it in 32 bits."""
-    if provably_nonnegative(numerator):
-        return 0
+    that keeps it in 32 bits, or the divisor may be negative."""
     low, high = bounds(numerator)
     by, largest = bounds(divisor)
-    if low is None or by is None or by <= 0:
+    if by is None or by < 0:
+        return None
+    if provably_nonnegative(numerator):
+        return 0
+    if low is None or by == 0:
         return None
     k = -(low // by)
     return k if None in (high, largest) or high + k * largest < 2**31 else None
