@@ -245,7 +245,11 @@ def on_miss(state: FrameState, function, *args):
 
 
 def fits(entry, state: FrameState, function, args) -> bool:
-    return codegen.failing_guard(entry.guards, state.code, function, args, entry.constants) is None
+    """Whether all guards of the entry hold: asked by one function, since a program that makes its optimizers anew comes here often."""
+    if entry.check is None:
+        entry.check = codegen.build_question(list(entry.guards), list(entry.guards), state.code, entry.constants)
+        hook.skip_code(entry.check.__code__)
+    return entry.check(function, *args)
 
 
 def made_meanwhile(state: FrameState, created: int, function, args):

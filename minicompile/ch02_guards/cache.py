@@ -52,6 +52,7 @@ class Entry:
     watches: list = field(default_factory=list)      # weak references whose death makes the entry useless
     telling: list = field(default_factory=list)      # guards that failed
     question: Callable | None = None                 # question(func, *frame_args): whether all of these hold
+    check: Callable | None = None                    # the same for all guards, where somebody has asked for it
     seconds: float = 0.0                             # what it took to make
     born: float = field(default_factory=time.monotonic)
 

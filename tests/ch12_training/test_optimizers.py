@@ -12,6 +12,7 @@ from torch.testing._internal.common_optimizers import optim_db
 
 import minicompile
 from minicompile import logs
+from minicompile.ch02_guards import codegen
 from minicompile.tools.explain import explain
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -223,6 +224,26 @@ def test_a_new_model_with_a_new_optimizer_is_no_new_version(name, options, whole
     del net, optimizer
     gc.collect()
     assert not any(ref() is not None for ref in gone), "a version keeps parameters"
+
+
+def test_an_optimizer_for_each_step_is_met_by_one_function_of_guards(monkeypatch):
+    """Not by evaluating guard after guard, which is for messages."""
+    def step(net, optimizer, x, y):
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+    net, made, asked = network(), [], []
+    twin, fast = copy.deepcopy(net), minicompile.compile(step, backend="eager")
+    monkeypatch.setattr(logs, "watchers", [lambda kind, **data: made.append(kind) if kind == "entry" else None])
+    for i, (x, y) in enumerate(batches(5)):
+        optimizer, other = (torch.optim.SGD(n.parameters(), lr=0.1 / (i + 1), momentum=0.9) for n in (net, twin))
+        if i == 1:
+            monkeypatch.setattr(codegen, "failing_guards", lambda *args: asked.append(args) or iter(()))
+        fast(net, optimizer, x, y)
+        step(twin, other, x, y)
+        compare_states(net, optimizer, twin, other)
+    assert len(made) == 1 and not asked
 
 
 def compare_states(net, optimizer, twin, other):
