@@ -5,10 +5,12 @@ Tests marked `gpu` are deselected, and counted as such, on machines without one;
 """
 import gc
 import os
+import random
 import shutil
 import tempfile
 import types
 
+import numpy
 import pytest
 import torch
 from torch.testing._internal import common_utils
@@ -33,6 +35,14 @@ def pytest_configure(config):
         folder = tempfile.mkdtemp(prefix="minicompile-tests-")
         os.environ["MINICOMPILE_CACHE_DIR"] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def pytest_collectstart(collector):
+    """The inputs that a module draws when it is imported are the same in every worker and in every run."""
+    if isinstance(collector, pytest.Module):
+        torch.manual_seed(0)
+        random.seed(0)
+        numpy.random.seed(0)
 
 
 def pytest_collection_modifyitems(config, items):
