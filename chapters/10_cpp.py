@@ -173,7 +173,7 @@ from minicompile.ch10_cpp import build
 def vectors_in(code):
     """How often the assembly of a kernel names a register of 256 or 512 bits."""
     command = [build.compiler(), *(f for f in FLAGS if f != "-shared"), "-S", "-x", "c++", "-", "-o", "-"]
-    text = subprocess.run(command, input=build._companions()[0] + code, capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(command, input=build._companions() + code, capture_output=True, text=True, check=True).stdout
     return len(re.findall(r"%[yz]mm", text))
 
 

@@ -179,7 +179,7 @@ def test_names_in_the_prose_are_names_of_the_code():
     """A name with an underscore that the prose of a module sets as code is there in the package, its tools and chapters, or in PyTorch."""
     code, prose = set(OF_OTHERS), {}
     for path in sorted(p for folder in ("minicompile", "exercises", "tests", "tools", "chapters") for p in (ROOT / folder).rglob("*.*")
-                       if p.suffix in (".py", ".c", ".h", ".js")):
+                       if p.suffix in (".py", ".c", ".cpp", ".h", ".js")):
         text = path.read_text()
         if path.suffix == ".py" and re.search("^# %%", text, re.M):
             split = _lib.cells(path)

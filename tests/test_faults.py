@@ -27,6 +27,7 @@ from minicompile.ch10_cpp import build
 pytestmark = [pytest.mark.usefixtures("reset"), pytest.mark.processes]
 ROOT = pathlib.Path(minicompile.__file__).parents[1]
 X = torch.arange(12.0).reshape(3, 4) / 7
+SHARED = os.environ.get("MINICOMPILE_CACHE_DIR", "")
 
 
 def program(x):
@@ -51,7 +52,8 @@ def warned(function) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    """An empty cache, and nothing loaded from another."""
+    """An empty cache, and nothing loaded from another but the launcher."""
+    build._launcher()
     folder = tmp_path / "cache"
     monkeypatch.setenv("MINICOMPILE_CACHE_DIR", str(folder))
     monkeypatch.setattr(cache, "_fallback", None)
@@ -68,12 +70,13 @@ def compilations(monkeypatch):
 
 
 def start(text, folder, **env):
-    """A process that runs a script with `program`, `check` and a cache in `folder`."""
-    text = "from tests.test_faults import *\n" + textwrap.dedent(text)
+    """A process that has the launcher and runs a script with `program`, `check` and a cache in `folder`."""
+    text = "\n".join(["from tests.test_faults import *", "build._launcher()", f"os.environ['MINICOMPILE_CACHE_DIR'] = {str(folder)!r}",
+                      textwrap.dedent(text)])
     return subprocess.Popen([sys.executable, "-W", "error::RuntimeWarning", "-c", text], cwd=ROOT, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
-                                 "MINICOMPILE_CACHE_DIR": str(folder), **env})
+                                 "MINICOMPILE_CACHE_DIR": SHARED, **env})
 
 
 def ended(process) -> str:

@@ -74,7 +74,8 @@ def test_the_wheel_holds_the_package_and_says_what_it_is(built):
         names = set(archive.namelist())
         (metadata,) = (archive.read(n).decode() for n in names if n.endswith(".dist-info/METADATA"))
     assert {n.partition("/")[0] for n in names} == {"minicompile", next(n for n in names if ".dist-info/" in n).partition("/")[0]}
-    assert any(n.endswith("/licenses/LICENSE") for n in names) and {"minicompile/ch10_cpp/prelude.h"} <= names
+    assert any(n.endswith("/licenses/LICENSE") for n in names)
+    assert {"minicompile/ch10_cpp/prelude.h", "minicompile/ch10_cpp/launch.cpp"} <= names
     assert {"License-Expression: BSD-3-Clause", "Author: the minicompile authors", "Description-Content-Type: text/markdown"} \
         <= set(metadata.splitlines())
 

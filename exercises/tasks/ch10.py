@@ -29,7 +29,7 @@ def evaluate(lines: list) -> list:
     """(type, bits) of each C++ statement list that ends by setting `auto y`. Raises ExerciseError if the compiler objects."""
     from minicompile.ch10_cpp import build
     body = "".join(f"  {{ {line} out[{2 * k}] = kind(y); out[{2 * k + 1}] = bits(y); }}\n" for k, line in enumerate(lines))
-    text = build._companions()[0] + KINDS + 'extern "C" void run(int64_t* out) {\n' + body + "}\n"
+    text = build._companions() + KINDS + 'extern "C" void run(int64_t* out) {\n' + body + "}\n"
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "constants.so"
         try:

@@ -66,4 +66,5 @@
 # 2. `nests.py`: scopes, loops, and where a value is computed;
 # 3. `lanes.py`: what is done to an innermost loop so that it becomes vectors;
 # 4. `emit.py`: pointwise kernels and the function around a nest; `reductions.py`: rows and columns;
-# 5. `build.py`: from texts to functions that Python can call. `prelude.h`, `reductions.h` and `launch.h` go with every text.
+# 5. `build.py`: from texts to functions that Python can call. `prelude.h` and `reductions.h` go with every text,
+#    `launch.cpp` is the way in from Python.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Compiling and loading kernels
 #
-# The source of a kernel needs companions: `prelude.h` and `reductions.h`, the mathematics, before it, and
-# `launch.h`, the way in from Python, after it. No torch header and no standard header is among them. So g++ 12 takes 0.07 s of a
-# processor for a file with one small kernel, and 0.2 to 0.3 s for one with five kernels of a GPT; a file that includes
+# The source of a kernel needs companions before it: `prelude.h` and `reductions.h`, the mathematics. No torch header and no standard
+# header is among them, nor does a kernel know of Python: `launch.cpp` does, which is compiled once for all. So g++ 12 takes 0.05 s of a
+# processor for a file with one small kernel, and 0.15 to 0.25 s for one with five kernels of a GPT; a file that includes
 # `torch/extension.h` takes it 40 s.
 #
 # Three things keep the total low. Equal kernels (the same text up to names and comments: every layer of a
@@ -12,7 +12,6 @@
 # finished libraries stay on disk. In memory they stay as long as somebody has one of their functions.
 
 # %%
-import _ctypes
 import ctypes
 import functools
 import os
@@ -20,10 +19,11 @@ import platform
 import re
 import shutil
 import subprocess
+import threading
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Callable
+from typing import Callable, TypeVar
 
 import torch
 
@@ -122,12 +122,13 @@ def _glibc() -> int:
 
 
 @functools.cache
-def _companions() -> tuple[str, str]:
-    here = Path(__file__).parent
-    prelude, reductions, launch = ((here / f"{name}.h").read_text()
-                                   for name in ("prelude", "reductions", "launch"))
+def _companions() -> str:
     defined = f"#define MC_GLIBC {_glibc()}\n#define MC_ERF_Q(t) {erf_polynomial('MC_FMA({}, t, {})')}\n"
-    return defined + prelude + reductions, launch
+    return defined + _text("prelude.h") + _text("reductions.h")
+
+
+def _text(name: str) -> str:
+    return (Path(__file__).parent / name).read_text()
 
 # %% [markdown]
 # ## One file
@@ -145,15 +146,12 @@ def _named(source: KernelSource) -> tuple[str, str]:
 
 
 # %% [markdown]
-# A file is the helpers, the kernels, and one small wrapper per kernel, which makes it callable from Python. The
-# compiler reads it from its standard input and writes a shared library into the cache. A library that cannot be
-# loaded, because the file was damaged or comes from another machine, is built once more.
+# A file is the companions and the kernels. The compiler reads it from its standard input and writes a shared library into the cache. A
+# library that cannot be loaded, because the file was damaged or comes from another machine, is built once more.
 
 # %%
 def _file_text(group: list[tuple[str, str, KernelSource]]) -> str:
-    prelude, launch = _companions()
-    wrappers = [f"MC_FUNCTION({name}, {s.options['tensors']}, {s.options['sizes']})" for name, _, s in group]
-    return "\n".join([prelude, *(code for _, code, _ in group), launch, *wrappers, ""])
+    return "\n".join([_companions(), *(code for _, code, _ in group)])
 
 
 def _compile(text: str, target: Path) -> None:
@@ -165,35 +163,49 @@ def _compile(text: str, target: Path) -> None:
         raise RuntimeError("the C++ compiler rejected a generated kernel:\n" + done.stderr[:2000])
 
 
-_library: list[Callable] = []          # of the first file that was loaded, which stays: makes the owner of another
+Loaded = TypeVar("Loaded")
 
 
-def _open_file(path: Path, names: list[str]) -> dict[str, Callable]:
-    """Load a library; its functions by name. It is closed when the last of them is gone (`launch.h`)."""
-    handle = _ctypes.dlopen(str(path), 0)
-    make = {name: _entry(handle, name + "_function", 2) for name in names}
-    if not _library:
-        _library.append(_entry(_ctypes.dlopen(str(path), 0), "mc_library", 1, ctypes.c_void_p))
-    owner = _library[0](handle)
-    return {name: function(owner, torch._C.TensorBase.data_ptr) for name, function in make.items()}
-
-
-def _entry(handle: int, name: str, count: int, kind=ctypes.py_object) -> Callable:
-    return ctypes.PYFUNCTYPE(ctypes.py_object, *[kind] * count)(_ctypes.dlsym(handle, name))
-
-
-def _load_file(group: list[tuple[str, str, KernelSource]]) -> dict[str, Callable]:
-    """Compile (or find on disk) and load one file; its functions by name."""
-    text = _file_text(group)
-    key = cache_key([name for name, _, _ in group], _companions(), _machine())
+def _built(key: str, text: str, load: Callable[[Path], Loaded]) -> Loaded:
+    """What `load` makes of the library of this text, found on disk or compiled."""
     for attempt in range(2):
         path = disk_cache(key, ".so", lambda target: _compile(text, target), rebuild=attempt > 0)
         try:
-            return _open_file(path, [name for name, _, _ in group])
+            return load(path)
         except OSError:
             if attempt:
                 raise
     raise AssertionError("unreachable")
+
+
+# %% [markdown]
+# `mc_function` of `launch.cpp` makes the function that Python calls: an object that holds the address of a kernel, how many
+# tensors and sizes it takes, and the library. The library is closed when the last of its functions is gone.
+
+# %%
+_launching = threading.Lock()          # files are loaded in several threads: one of them makes the launcher
+
+
+@functools.cache
+def _launcher() -> Callable:
+    """`mc_function(path of a library, name of a kernel, tensors, sizes, data_ptr)`."""
+    text = _companions() + _text("launch.cpp")
+    make = _built(cache_key(text, _machine()), text, lambda path: ctypes.PyDLL(str(path)).mc_function)
+    make.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.py_object]
+    make.restype = ctypes.py_object
+    return make
+
+
+def _load_file(group: list[tuple[str, str, KernelSource]]) -> dict[str, Callable]:
+    """Compile (or find on disk) and load one file; its functions by name."""
+    with _launching:
+        function = _launcher()
+
+    def load(path: Path) -> dict[str, Callable]:
+        return {name: function(os.fsencode(path), name.encode(), s.options["tensors"], s.options["sizes"], torch._C.TensorBase.data_ptr)
+                for name, _, s in group}
+
+    return _built(cache_key([name for name, _, _ in group], _companions(), _machine()), _file_text(group), load)
 
 # %% [markdown]
 # ## All kernels of a program
@@ -213,6 +225,7 @@ _pool: list[ThreadPoolExecutor] = []
 
 def _forget_builds() -> None:
     """In the child of a fork there are no threads: forget the pool and the jobs that nobody will finish."""
+    _launching._at_fork_reinit()
     _pool.clear()
     for name in [name for name, future in _loaded.items() if not future.done()]:
         _loaded.pop(name, None)

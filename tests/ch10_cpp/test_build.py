@@ -1,4 +1,5 @@
 """Compiling, loading, caching, threads and call cost."""
+import gc
 import os
 import platform
 import subprocess
@@ -28,6 +29,8 @@ def scaled(size, factor, name="kernel0"):
 
 @pytest.fixture
 def fresh_cache(tmp_path, monkeypatch):
+    """An empty cache, nothing loaded from another but the launcher."""
+    build._launcher()
     monkeypatch.setenv("MINICOMPILE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "_loaded", {})
     monkeypatch.setattr(cache, "_fallback", None)
@@ -65,6 +68,52 @@ def test_library_is_found_on_disk_and_rebuilt_when_damaged(fresh_cache, monkeypa
     monkeypatch.setattr(build, "disk_cache", damaged)
     build.load_cpp([source])[0](x, y)
     assert calls and torch.equal(y, x * 5.5)
+
+
+def test_the_launcher_is_a_file_of_its_own_and_built_again_when_damaged(fresh_cache, monkeypatch):
+    source, x, y = scaled(9, 6.5)
+    made, compile_ = [], build._compile
+    monkeypatch.setattr(build, "_compile", lambda text, target: (made.append("mc_launch" in text), compile_(text, target)))
+    build._launcher.cache_clear()
+    build.load_cpp([source, scaled(9, 6.75)[0]])[0](x, y)
+    assert torch.equal(y, x * 6.5) and made.count(True) == 1
+    text = build._companions() + build._text("launch.cpp")
+    path, = (p for p in fresh_cache.rglob("*.so") if p.stem == cache.cache_key(text, build._machine()))
+    for damage, count in ((lambda data: data, 1), (lambda data: data[:-100], 2), (lambda data: b"", 3)):
+        data = path.read_bytes()
+        path.unlink()                                                    # what is loaded stays as it is
+        path.write_bytes(damage(data))
+        build._launcher.cache_clear()
+        monkeypatch.setattr(build, "_loaded", {})
+        build.load_cpp([source])[0](x, y.zero_())
+        assert torch.equal(y, x * 6.5) and made.count(True) == count
+
+
+def test_a_library_is_closed_with_the_last_of_its_functions(fresh_cache):
+    sources = [scaled(9, factor)[0] for factor in (7.5, 7.75)]
+    text = build._file_text([(*build._named(s), s) for s in sources])
+    build._compile(text, path := fresh_cache.parent / "two.so")
+
+    def function(number):
+        name = build._named(sources[number])[0]
+        return name, build._launcher()(os.fsencode(path), name.encode(), 2, 0, torch._C.TensorBase.data_ptr)
+
+    def is_open():
+        return str(path) in Path("/proc/self/maps").read_text()
+    (name, first), (_, second) = function(0), function(1)
+    x, y = torch.arange(9.0), torch.empty(9)
+    assert first.__name__ == name and first != second
+    del first
+    second(x, y)
+    assert torch.equal(y, x * 7.75) and is_open()
+    cycle = [second]
+    cycle.append(cycle)
+    del second, cycle
+    gc.collect()
+    assert not is_open()
+    with pytest.raises(OSError, match="no_such_kernel"):
+        build._launcher()(os.fsencode(path), b"no_such_kernel", 2, 0, torch._C.TensorBase.data_ptr)
+    assert not is_open()
 
 
 def test_cache_directory_that_cannot_be_used(tmp_path, monkeypatch):
@@ -184,6 +233,7 @@ def test_int64_and_floats_become_each_other_in_vectors(given, wanted, fresh_cach
 def test_clang_is_given_no_flags_that_it_refuses(monkeypatch):
     for name, given in (("/usr/bin/clang++-17", False), ("/usr/bin/g++", True)):
         monkeypatch.setattr(build, "compiler", lambda name=name: name)
+        monkeypatch.setattr(build, "_openmp", lambda: ())               # which is asked once per process, about another compiler
         seen = []
         done = subprocess.CompletedProcess((), 0, "", "")
         monkeypatch.setattr(build.subprocess, "run", lambda command, seen=seen, done=done, **rest: seen.append(command) or done)
@@ -215,7 +265,7 @@ def assembly(source) -> str:
                               check=True).stdout
     if "__AVX512F__" not in told("-dM", "-E"):
         pytest.skip("needs AVX-512")
-    return told("-S", text=build._companions()[0] + source.code)
+    return told("-S", text=build._companions() + source.code)
 
 
 def test_vectors_are_as_wide_as_the_processor_has_them():

@@ -65,7 +65,7 @@ class Module:
 
 
 def package_files(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
-    return sorted(p for p in (root / PACKAGE).rglob("*") if p.is_file() and p.suffix in (".py", ".c", ".h"))
+    return sorted(p for p in (root / PACKAGE).rglob("*") if p.is_file() and p.suffix in (".py", ".c", ".cpp", ".h"))
 
 
 def digest(*parts) -> str:
