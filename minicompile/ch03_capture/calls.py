@@ -25,6 +25,7 @@ from ..ch02_guards.sources import AttrSource, CallSource, ItemSource
 from ..errors import SkipFrame
 from .attributes import get_attribute, get_plainly, store_attribute
 from .builders import as_python, contents_of
+from .comparisons import equal_as_objects, unequal_as_objects
 from .descriptors import is_library_class, is_patched
 from .effects import changed
 from .exceptions import UserError, user_error, user_errors
@@ -41,7 +42,7 @@ from .tracer import (
     CALLS, Tracer, answer, call, constant_source, enter_namespace, guard_thing, is_library, location, plain_python, unsupported)
 from .values import (
     AbstractValue, BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MethodName,
-    MethodVal, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, boolean, describe)
+    MethodVal, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, describe)
 from .wrap import is_made_per_call, part, realize, wrap
 
 
@@ -359,8 +360,8 @@ HANDLED.update({
     object.__setattr__: lambda tx, self, name, value: store_attribute(tx, self, name.value, value),
     object.__delattr__: lambda tx, self, name: store_attribute(tx, self, name.value, None),
     object.__getattribute__: lambda tx, self, name: get_plainly(tx, self, name.value),
-    object.__eq__: lambda tx, self, other: boolean(self is other),
-    object.__ne__: lambda tx, self, other: boolean(self is not other),
+    object.__eq__: equal_as_objects,
+    object.__ne__: unequal_as_objects,
     type.__call__: lambda tx, cls, *args, **kwargs: make_instance(tx, cls, args, kwargs),
 })
 
@@ -485,7 +486,8 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
 
 # %% [markdown]
 # Exceptions are made by the trace for `raise` and `except`. Their arguments are kept, and the class is only
-# instantiated for real if the exception leaves the compiled function.
+# instantiated for real if the exception leaves the compiled function. Few classes look at their arguments before that (`CHECKING`, and
+# those that take arguments by name): one of them is made at once, and what it says of the arguments is raised in the program.
 
 # %%
 def make_exception(tx, cls, args, kwargs):
@@ -506,11 +508,18 @@ def make_exception(tx, cls, args, kwargs):
     return exc
 
 
+CHECKING = UnicodeEncodeError, UnicodeDecodeError, UnicodeTranslateError, SyntaxError          # which arguments they get
+
+
 @method(ExcVal, "__init__")
 def fill_exception(tx, exc, *args, **named):
     """The `__init__` of the classes in C."""
     if named and not issubclass(exc.cls, NAMING):
         user_error(TypeError, f"{exc.cls.__name__}() takes no keyword arguments")
+    if named or issubclass(exc.cls, CHECKING):
+        checked = [as_python(tx, a) for a in args] if issubclass(exc.cls, CHECKING) else []
+        with user_errors():
+            next(c for c in exc.cls.__mro__ if not c.__flags__ & HEAP_TYPE)(*checked, **dict.fromkeys(named))
     exc.args = list(args)
     exc.attrs.update(named)
 

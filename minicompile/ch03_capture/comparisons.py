@@ -35,8 +35,8 @@ from .protocol import as_dict, special
 from .tensors import emit
 from .tracer import Tracer, call, location, unsupported
 from .values import (
-    AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodName, MethodVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SymVal,
-    TensorVal, TupleVal, ViewVal, boolean, const, describe, is_identity)
+    AbstractValue, BIRTHS, Const, DictVal, ExcVal, ListVal, MethodName, MethodVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SymVal,
+    TRUE, TensorVal, TupleVal, ViewVal, boolean, const, describe, is_identity)
 from .varying import varies_in
 from .wrap import realize, wrap
 
@@ -59,7 +59,7 @@ def truth(tx: Tracer, value: AbstractValue, jump=None) -> bool:
         return unsupported(tx, BRANCH_ON_VALUES) if answer is None else answer
     if kind is SymVal:
         return bool(value.sym)
-    if kind is ObjVal and type(value.real) not in (type, types.ModuleType):
+    if kind is ExcVal or kind is ObjVal and type(value.real) not in (type, types.ModuleType):
         result = special(tx, value, "__bool__") or special(tx, value, "__len__")
         if result is not None:
             return truth(tx, result)
@@ -233,8 +233,35 @@ def compare(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue) -> Abst
 def own_comparison(tx, owner, name, other) -> AbstractValue | None:
     if name != "__ne__" or lookup(owner.cls, name) is not object.__ne__:
         return special(tx, owner, name, other)
-    answer = special(tx, owner, "__eq__", other)
+    return opposite(tx, special(tx, owner, "__eq__", other))
+
+
+def opposite(tx, answer: AbstractValue | None) -> AbstractValue | None:
+    """What `object.__ne__` makes of an answer of `__eq__`."""
     return answer if answer is None or answer.cls is types.NotImplementedType else boolean(not truth(tx, answer))
+
+
+def equal_as_objects(tx, self, other) -> AbstractValue:
+    """`object.__eq__`, which knows an object itself and leaves all others to the other operand."""
+    return TRUE if identical(self, other) else const(NotImplemented)
+
+
+def unequal_as_objects(tx, self, other) -> AbstractValue:
+    """`object.__ne__`"""
+    if lookup(self.cls, "__eq__") is object.__eq__:
+        return opposite(tx, equal_as_objects(tx, self, other))
+    return opposite(tx, special(tx, self, "__eq__", other)) or unsupported(tx, f"object.__ne__ of {describe(self)}")
+
+
+def equal_in_c(tx, self, other) -> AbstractValue | None:
+    """What the `__eq__` of a class written in C says of its object, whose own class may have another; None if that is not clear."""
+    other = contents_of(tx, other) or other if type(other) is ObjVal else other
+    kinds = {type(self), type(other)}
+    if TensorVal not in kinds and not issubclass(self.cls, other.cls) and not issubclass(other.cls, self.cls):
+        return None
+    if kinds in ({TupleVal}, {ListVal}):
+        return compare_sequences(tx, operator.eq, self, other)
+    return boolean(same_dict(tx, self, other)) if kinds == {DictVal} else compare(tx, "==", self, other)
 
 
 def same(tx, a, b) -> bool:

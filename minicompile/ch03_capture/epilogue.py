@@ -34,9 +34,10 @@ from dataclasses import dataclass, field
 import torch
 
 from ..ch01_graphs.graph import known_history
+from ..ch02_guards.guards import class_lookup
 from ..ch02_guards.identity import HEAP_TYPE, module_name
 from ..ch02_guards.sources import ConstantSource, LocalSource, is_plain
-from ..errors import Unsupported
+from ..errors import SkipFrame, Unsupported
 from . import hook
 from .effects import difference_of_dicts, difference_of_lists, settled
 from .iterate import PLAIN_ITERATORS
@@ -76,6 +77,7 @@ class Epilogue:
 # %%
 RECONSTRUCT = Table()                # kind of value -> function(ep, value) -> Python expression
 reconstructs = RECONSTRUCT.of
+NESTED = 100                         # a few calls of ours for each, of the thousand that Python allows
 
 
 def expression(ep: Epilogue, value) -> str:
@@ -98,6 +100,8 @@ def expression(ep: Epilogue, value) -> str:
         raise Unsupported(f"{describe(value)} that contains itself", location(ep.tx))
     if type(value) in (ListVal, DictVal, SetVal) and value.real is not None:
         return pool(ep, value.real)
+    if len(ep.building) >= NESTED:
+        raise SkipFrame(f"an object inside of {NESTED} others leaves the compiled function", location(ep.tx))
     ep.building.add(value)
     if type(value) not in RECONSTRUCT:
         refuse_to_leave(ep, describe(value), value)
@@ -456,16 +460,19 @@ def fill_cell(ep, value, name):
 
 # %% [markdown]
 # The others are small: a set, a view, a slice, a bound method, a partial. (Context managers: `library/contexts.py`.) A method of C is
-# fetched from the class where the object has attributes of its own, since one of them may have the name of the method, and call it.
+# fetched from the class that has it in C, where an attribute of the object or a method of the program may have its name, and call it.
 
 # %%
 def fetch_method(owner, name: str):
-    return getattr(type(owner), name).__get__(owner)
+    methods = (vars(cls)[name] for cls in type(owner).__mro__ if name in vars(cls))
+    return next(m for m in methods if not isinstance(m, types.FunctionType)).__get__(owner, type(owner))
 
 
 def rebuild_method(ep, value: MethodName) -> str:
     owner = expression(ep, value.self)
-    own = type(value.self) is not TensorVal and value.self.cls.__dictoffset__ != 0
+    cls = value.self.cls
+    own = type(value.self) is not TensorVal and (
+        cls.__dictoffset__ != 0 or isinstance(class_lookup(cls, value.name), types.FunctionType))
     return f"{pool(ep, fetch_method)}({owner}, {value.name!r})" if own else f"({owner}).{value.name}"
 
 

@@ -131,6 +131,11 @@ def key_of(tx, value: AbstractValue, among=()):
     unsupported(tx, f"{describe(value)} as a dictionary key")
 
 
+def key_sought(tx, value: AbstractValue, among):
+    """The same for what a set is asked for, which may be a set: it is looked for as a frozen one."""
+    return key_of(tx, SetVal(keys=value.keys, cls=frozenset) if type(value) is SetVal else value, among)
+
+
 def refuse_unhashable(value):
     if value.cls.__hash__ is None:
         user_error(TypeError, f"unhashable type: '{value.cls.__name__}'")

@@ -50,8 +50,8 @@ import types
 from typing import Callable
 
 from .iterate import iterate, length, unpack
-from .comparisons import compare
-from .operations import fold_unknown
+from .comparisons import equal_in_c
+from .operations import BINARY, fold_unknown
 from .protocol import METHODS
 from .subscripts import contains, delete_item, get_item, set_item
 from .tensors import call_tensor_method
@@ -61,7 +61,9 @@ from .values import AbstractValue, Const, NONE, NotConstant, ObjVal, SetVal, Sli
 FOLDABLE = (Const, SymVal, TupleVal, SetVal, SliceVal, ObjVal)      # of these, methods of constants are called now
 OPERATORS = {"__len__": length, "__iter__": iterate, "__getitem__": get_item, "__setitem__": set_item, "__delitem__": delete_item,
              "__contains__": lambda tx, self, item: boolean(contains(tx, self, item)),
-             "__eq__": lambda tx, self, other: compare(tx, "==", self, other)}
+             "__eq__": equal_in_c}
+REFUSABLE = {f"__{side}{name}__" for side in ("", "r", "i") for name in BINARY.values()} | {
+    "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
 
 
 def call_method(tx: Tracer, value: AbstractValue, name: str, args, kwargs=None) -> AbstractValue:
@@ -71,7 +73,10 @@ def call_method(tx: Tracer, value: AbstractValue, name: str, args, kwargs=None) 
     if function is None and type(value) is TensorVal:
         return call_tensor_method(tx, value, name, args, kwargs)
     if function is not None:
-        return call_handler(tx, lambda: f"{describe(value)}.{name}", function, [value, *args], kwargs)
+        made = call_handler(tx, lambda: f"{describe(value)}.{name}", function, [value, *args], kwargs)
+        if made is NONE and name in REFUSABLE:           # NotImplemented or a TypeError, as Python knows
+            unsupported(tx, f"{describe(value)}.{name}() of {describe(*args)}")
+        return made
     return method_of_constant(tx, value, name, args, kwargs)
 
 

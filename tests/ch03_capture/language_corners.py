@@ -4,6 +4,7 @@ import array
 import collections
 import collections.abc
 import contextlib
+import dataclasses
 import decimal
 import enum
 import functools
@@ -996,3 +997,150 @@ def system_errors_by_number(x):
         except OSError as error:
             found.append(str(error))
     return x + 1, found
+
+
+# Methods in C that the program's classes build on
+
+
+class Appending(list):
+    def __add__(self, other):
+        return Appending(super().__add__(other))
+
+    def __eq__(self, other):
+        answer = super().__eq__(other)
+        return "left to the other" if answer is NotImplemented else answer
+
+
+class Pair(tuple):
+    def __eq__(self, other):
+        answer = super().__eq__(other)
+        return "left to the other" if answer is NotImplemented else answer
+
+    def count(self, item):
+        return super().count(one_behind_a_break(item))
+
+
+class Plain:
+    def __eq__(self, other):
+        answer = super().__eq__(other)
+        return "left to the other" if answer is NotImplemented else answer
+
+    def __ne__(self, other):
+        answer = super().__ne__(other)
+        return "not known" if answer is NotImplemented else answer
+
+
+def one_behind_a_break(item):
+    print(end="")
+    return item
+
+
+@program(breaks=True)
+def operands_that_methods_do_not_know(x):
+    methods = ([1].__add__, (1,).__add__, [1].__mul__, {1: 2}.__or__, {1}.__or__, {1}.__le__, {1}.__ror__, {1}.__ior__,
+               collections.deque([1]).__add__)
+    out = [outcome_of(method, other) for method in methods for other in (3, (1,))]
+    return x + 1, out, [[1].__eq__(3), {1: 2}.__eq__(3), frozenset([1]).__eq__([1]), range(3).__eq__(3), [1].__eq__([1])]
+
+
+@program(breaks=True)
+def super_of_methods_in_c(x):
+    out = [Appending([1]) + [2], outcome_of(Appending([1]).__add__, (2,))]
+    out += [value == other for value in (Appending([1]), Pair((1,)), Plain()) for other in (3, [1], (1,), value)]
+    return x + 1, out, Plain() != 3, Pair((1, 2, 1)).count(1)
+
+
+@program
+def lists_while_they_are_sorted(x):
+    items, seen = [3, 1, 2], []
+
+    def watched(item):
+        seen.append(list(items))
+        return item
+
+    items.sort(key=watched)
+    return x + 1, items, seen, outcome_of(lambda: items.sort(key=lambda item: items.append(item) or item)), items, \
+        outcome_of(lambda: items.sort(reverse="a"))
+
+
+@program
+def sets_among_sets(x):
+    outer = {frozenset([1, 2]), frozenset()}
+    out = [{1, 2} in outer, {3} in outer, set() in outer, outcome_of(outer.remove, {3}), outcome_of(outer.add, {3})]
+    outer.discard(set())
+    outer.remove({1, 2})
+    return x + 1, out, outer, outcome_of(lambda: {1} in {1: 2})
+
+
+# Attributes of exceptions that the program's classes have instead
+
+
+class Telling(ValueError):
+    args = "of the class"
+    __cause__ = "none of yours"
+
+    @property
+    def __notes__(self):
+        return "noted"
+
+    def with_traceback(self, traceback):
+        return "with", traceback
+
+    def add_note(self, note):
+        return "added " + note
+
+    def __bool__(self):
+        return False
+
+
+class Ending(StopIteration):
+    @property
+    def value(self):
+        return "computed"
+
+
+@program
+def exceptions_with_attributes_of_their_own(x):
+    error = Telling(1)
+    return x + 1, error.args, error.__cause__, error.__notes__, error.with_traceback(None), error.add_note("n"), 1 if error else 2, \
+        str(error), Ending(3).value
+
+
+@program
+def exceptions_that_check_their_arguments(x):
+    return x + 1, [outcome_of(error, "a") for error in (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError)], \
+        outcome_of(SyntaxError, "a", 3), outcome_of(lambda: ImportError("a", q=1)), outcome_of(lambda: ImportError("a", name="n").name), \
+        UnicodeDecodeError("a", b"b", 0, 1, "r").args
+
+
+# Classes made by the function
+
+
+@program(breaks=True)
+def data_classes_that_are_refused(x):
+    def of_fields():
+        @dataclasses.dataclass
+        class Mixed:
+            first: int = 1
+            second: int
+
+    def of_a_list():
+        @dataclasses.dataclass
+        class Shared:
+            items: list = []
+
+    return x + 1, outcome_of(of_fields), outcome_of(of_a_list)
+
+
+@program
+def names_of_a_class_in_order(x):
+    made = type("Made", (), {"second": 2, "first": 1})
+    return x + 1, list(vars(made))[:3], made.__module__, type("Other", (), {"__module__": "elsewhere"}).__module__
+
+
+@program(breaks=True)
+def values_in_many_others(x):
+    chain = None
+    for _ in range(300):
+        chain = [chain]
+    return x + 1, chain

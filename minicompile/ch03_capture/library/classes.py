@@ -36,7 +36,7 @@ from ..opcodes_calls import named_values
 from ..protocol import METHODS
 from ..tracer import constant_source, unsupported
 from ..values import (
-    AbstractValue, BuiltinVal, CellVal, Const, DictVal, FuncVal, NONE, ObjVal, TupleVal, const, describe, dict_of,
+    AbstractValue, BuiltinVal, CellVal, Const, DictVal, FuncVal, NONE, ObjVal, TupleVal, const, describe,
     is_class)
 from ..wrap import wrap
 
@@ -213,7 +213,8 @@ def make_dataclass(tx, cls=None, **options):
     stands_in = any(isinstance(v, StandIn) for v in vars(cls.real).values())
     if cls.real not in tx.classes.made or stands_in or "slots" in options and as_python(tx, options["slots"]):
         unsupported(tx, "dataclass() of this class")
-    return wrap(tx, dataclasses.dataclass(cls.real, **{k: as_python(tx, v) for k, v in options.items()}))
+    with user_errors():
+        return wrap(tx, dataclasses.dataclass(cls.real, **{k: as_python(tx, v) for k, v in options.items()}))
 
 
 @handles(functools.total_ordering)
@@ -242,8 +243,10 @@ def type_call(tx, value, bases=None, namespace=None, /, **keywords):
     if namespace is None:
         user_error(TypeError, "type() takes 1 or 3 arguments")
     names = tx.frames[-1].globals
-    whole = dict_of({"__module__": const(names["__name__"])} if "__name__" in names else {})
+    whole = DictVal()
     METHODS[DictVal, "update"](tx, whole, namespace)
+    if "__name__" in names:
+        METHODS[DictVal, "setdefault"](tx, whole, const("__module__"), const(names["__name__"]))
     return make_class(tx, value, unpack(tx, bases) or [wrap(tx, object)], whole, None, keywords)
 
 

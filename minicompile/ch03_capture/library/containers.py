@@ -21,7 +21,7 @@ from ..effects import touch
 from ..exceptions import user_error, user_errors
 from ..interpreter import advance, unless_raised
 from ..iterate import length, next_value, unpack, values_of
-from ..keys import entries, guard_keys, key_of, value_of_key
+from ..keys import entries, guard_keys, key_of, key_sought, value_of_key
 from ..lookup import python_method
 from ..protocol import METHODS, as_dict, method
 from ..subscripts import contains, delete_item, get_item, index_of, is_missing, set_item
@@ -104,13 +104,28 @@ def list_copy(tx, self):
 
 @method(ListVal, "sort")
 def list_sort(tx, self, *, key=NONE, reverse=FALSE):
-    items = sort_values(tx, unpack(tx, self), key, reverse)
+    """While it sorts, the list is empty for the program's code, as in CPython. If that raises, the items lie in the order of then."""
+    items = unpack(tx, self).copy()
+    order = list(range(len(items)))
     touch(tx, self)
-    self.items[:] = items
+    self.items.clear()
+    try:
+        sort_order(tx, items, order, key, reverse)
+    finally:
+        modified, self.items[:] = bool(self.items), [items[i] for i in order]
+    if modified:
+        user_error(ValueError, "list modified during sort")
 
 
 def sort_values(tx, items, key, reverse) -> list:
     """sorted(items, key=key, reverse=reverse)"""
+    order = list(range(len(items)))
+    sort_order(tx, items, order, key, reverse)
+    return [items[i] for i in order]
+
+
+def sort_order(tx, items, order: list, key, reverse):
+    """Sort the indices of `items`."""
     keys = items if key is NONE else [call(tx, key, [item]) for item in items]
     try:
         if any(map(varies_in, keys)):
@@ -120,9 +135,9 @@ def sort_values(tx, items, key, reverse) -> list:
             raise NotConstant
     except NotConstant:
         measure = [Deputy(tx, k) for k in keys]
+    reverse = reverse.value if type(reverse) is Const else truth(tx, reverse)
     with user_errors():
-        order = sorted(range(len(items)), key=measure.__getitem__, reverse=truth(tx, reverse))
-    return [items[i] for i in order]
+        order.sort(key=measure.__getitem__, reverse=reverse)
 
 
 def looks_for(kind, name, changes=False):
@@ -409,7 +424,7 @@ for _name in ("update", "intersection_update", "difference_update", "symmetric_d
 def changes_one(name):
     @method(SetVal, name)
     def apply(tx, self, item):
-        key = key_of(tx, item, self.keys)
+        key = (key_of if name == "add" else key_sought)(tx, item, self.keys)
         if name == "remove" and key not in self.keys:
             user_error(KeyError, item)
         if (key in self.keys) != (name == "add"):

@@ -20,6 +20,7 @@ import collections
 import types
 
 from ...ch02_guards.guards import class_lookup
+from ...ch02_guards.identity import HEAP_TYPE
 from ...ch02_guards.sources import AttrSource
 from ..attributes import GETATTR, SETATTR, get_attribute
 from ..class_attributes import C_DESCRIPTORS
@@ -151,13 +152,19 @@ NAMING = (AttributeError, ImportError, NameError)
 
 @GETATTR.of(ExcVal)
 def exception_attribute(tx, value, name):
-    if name in value.attrs:
+    found = lookup(value.cls, name)
+    if python_method(value.cls, "__getattribute__"):
+        unsupported(tx, f"the attribute {name} of an exception with a __getattribute__ of its own")
+    own = is_of_program(value.cls, name, found)
+    if name in value.attrs and not (own and hasattr(type(found), "__set__")):
         return value.attrs[name]
+    if own:
+        return unsupported(tx, f"the attribute {name} of an exception") if isinstance(found, C_DESCRIPTORS) else \
+            bind_attribute(tx, value, name, found)
     if name == "value" and issubclass(value.cls, StopIteration):
         return value.args[0] if value.args else NONE
     if name in ("message", "exceptions") and issubclass(value.cls, BaseExceptionGroup):
         return value.args[0] if name == "message" else TupleVal(items=list(value.args[1].items))
-    found = lookup(value.cls, name)
     if (ExcVal, name) in FIELDS or name == "__class__" or found is MISSING and not fallback_of(value.cls):
         return plain_attribute(tx, value, name)
     if isinstance(found, types.MemberDescriptorType) and issubclass(value.cls, NAMING):
@@ -169,8 +176,13 @@ def exception_attribute(tx, value, name):
     return bind_attribute(tx, value, name, found)
 
 
+def is_of_program(cls, name, found) -> bool:
+    """Whether a class of the program has its own attribute of this name, in place of Python's."""
+    return found is not MISSING and found is not class_lookup(next(c for c in cls.__mro__ if not c.__flags__ & HEAP_TYPE), name)
+
+
 def fallback_of(cls) -> bool:
-    return lookup(cls, "__getattr__") is not MISSING or python_method(cls, "__getattribute__") is not None
+    return lookup(cls, "__getattr__") is not MISSING
 
 
 # %% [markdown]
@@ -200,12 +212,13 @@ def set_exception_attribute(tx, exc, name, value):
     found = lookup(exc.cls, name)
     if value is None:
         return NotImplemented
-    if name in ("__cause__", "__context__"):
+    if python_method(exc.cls, "__setattr__") or is_of_program(exc.cls, name, found) and hasattr(type(found), "__set__"):
+        unsupported(tx, f"setting {name} of an exception")
+    if name in ("__cause__", "__context__") and (value is NONE or type(value) is ExcVal):
         setattr(exc, name.strip("_"), None if value is NONE else value)
-    elif name == "__traceback__":
+    elif name == "__traceback__" and (value is NONE or type(value) is TracebackVal):
         exc.traceback, exc.seen = value, True
-    elif name.startswith("__") or name == "args" or hasattr(type(found), "__set__") or \
-            python_method(exc.cls, "__setattr__"):
+    elif name.startswith("__") or name == "args" or hasattr(type(found), "__set__"):
         unsupported(tx, f"setting {name} of an exception")
     else:
         exc.attrs[name] = value

@@ -25,7 +25,7 @@ from ..comparisons import compare, equal, truth
 from ..effects import touch, written_storages
 from ..exceptions import user_error, user_errors
 from ..iterate import unpack, values_of
-from ..keys import counted, entries, guard_found, guard_keys, has_number, is_asked, is_plain_key, key_in, key_of
+from ..keys import counted, entries, guard_found, guard_keys, has_number, is_asked, is_plain_key, key_in, key_of, key_sought
 from ..lookup import lookup, python_method
 from ..operations import binary, fold
 from ..protocol import METHODS, as_dict, method, special
@@ -45,7 +45,7 @@ METHODS.update({
     (ViewVal, "__len__"): lambda tx, self: const(len(entries(tx, self.of))),
     (ListVal, "__contains__"): lambda tx, self, item: boolean(any(equal(tx, v, item) for v in values_of(tx, self))),
     (SetVal, "__contains__"): lambda tx, self, item: is_among(tx, self.keys, item) or boolean(
-        key_of(tx, item, self.keys) in self.keys),
+        key_sought(tx, item, self.keys) in self.keys),
     (ViewVal, "__contains__"): lambda tx, self, item: boolean(contains(tx, self.of, item)) if self.kind == "keys" else NotImplemented,
     (Const, "__contains__"): lambda tx, self, item: fold(tx, operator.contains, [self, item]),
     (TensorVal, "__contains__"): lambda tx, self, item: unsupported(tx, "`in` of a tensor"),
