@@ -129,11 +129,11 @@ drawing(
 
 # %% [markdown]
 # The pass works on the captured graph, before anything else. It looks whether all convolutions are of the ordinary
-# kind, and then inserts the requests. Position 0 of a convolution is its operand, and position 1 its weight. A
+# kind, and then inserts the requests, for its image and its weight (`operands_of`). A
 # request, `moved`, gets the notes (`meta`) of the convolution, which say where it stands in the program, and
 # capture's value of what it turns:
 #
-# %show minicompile.ch13_tuning.layouts.convolutions_to_channels_last "for node in convolutions" to "node.update_arg"
+# %show minicompile.ch13_tuning.layouts.convolutions_to_channels_last "for node in convolutions" to "node.replace_input_with"
 #
 # It is applied on GPUs only, and not to a graph whose convolutions all read images of less than eight channels
 # (`reads_many_channels`): those would not fill the 16 bytes that a tensor core takes at a time. This page is built

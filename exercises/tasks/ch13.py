@@ -17,7 +17,7 @@ the operand that it stands for. Return `gm`, recompiled. (Where the program sees
      hints=[
     "What does a graph look like in which one convolution wants NCHW and its neighbour NHWC? That is why it is all or nothing.",
     "First ask whether every convolution qualifies, and only then change any. A new node has to stand before its convolution "
-    "(gm.graph.inserting_before), which then reads it instead of the operand (node.update_arg).",
+    "(gm.graph.inserting_before), which then reads it instead of the operand (node.replace_input_with).",
     "For both operands of each convolution one call of `contiguous`. Its meta is the convolution's, but the value is the operand's, "
     "since only strides change. A graph without convolutions stays as it is; the others are recompiled."])
 GRAPHS = {

@@ -103,10 +103,10 @@ def class_attribute(tx, obj, name):
         return bind_attribute(tx, obj, name, above)                 # a data descriptor of the metaclass comes before the class
     if found is MISSING or isinstance(cls, enum.EnumMeta) and (isinstance(found, enum.Enum) or hasattr(kind, "__get__")):
         return metaclass_attribute(tx, obj, name)
-    if isinstance(found, (types.FunctionType, staticmethod, classmethod, property, *C_DESCRIPTORS)):
-        return bind_to_class(tx, obj, found, cls, name)
     if getter := python_method(kind, "__get__"):
         return call(tx, wrap(tx, getter), [part_of_class(tx, cls, name, found), NONE, obj])
+    if isinstance(found, (types.FunctionType, staticmethod, classmethod, property, *C_DESCRIPTORS)):
+        return bind_to_class(tx, obj, found, cls, name)
     library = kind is types.ClassMethodDescriptorType or is_library_class(cls)
     if library or obj.source is None:
         return wrap(tx, getattr(cls, name)) if library else part_of_class(tx, cls, name, found)

@@ -68,9 +68,9 @@ def bind_attribute(tx, obj, name, found, at=None, owner=None):
         return MethodVal(func=wrap(tx, found), self=obj, source=at)
     if is_property(found):
         return call(tx, wrap(tx, found.fget), [obj]) if found.fget else no_accessor(cls, name, "gett")
-    if kind is staticmethod:
+    if issubclass(kind, staticmethod) and kind.__get__ is staticmethod.__get__:
         return wrap(tx, found.__func__)
-    if kind is classmethod:
+    if issubclass(kind, classmethod) and kind.__get__ is classmethod.__get__:
         return MethodVal(func=wrap(tx, found.__func__), self=wrap(tx, cls))
     if kind is types.ClassMethodDescriptorType:
         return wrap(tx, getattr(cls, name))
@@ -131,9 +131,9 @@ def part_of_class(tx, cls, name, found):
 # %%
 def bind_to_class(tx, obj, found, cls, name):
     """What the class `obj` has in `found`, which a search from `cls` finds by this name."""
-    if type(found) is classmethod:
+    if isinstance(found, classmethod):
         return MethodVal(func=wrap(tx, found.__func__), self=obj)
-    value = wrap(tx, found.__func__ if type(found) is staticmethod else found)
+    value = wrap(tx, found.__func__ if isinstance(found, staticmethod) else found)
     if type(found) is property and value.source is None:             # `lookup` has guarded it, but not its text
         value.source = ClassAttrSource(constant_source(tx, cls), name)
     return value

@@ -37,8 +37,14 @@ from ..ch12_training.engine import gradients
 CONVOLUTIONS = {F.conv2d, torch.conv2d}
 
 
+def operands_of(node: fx.Node) -> list[fx.Node]:
+    """The image and the weights of a convolution, by position or by name."""
+    given = (*node.args[:2], *(node.kwargs[name] for name in ("input", "weight") if name in node.kwargs))
+    return [a for a in given if isinstance(a, fx.Node)]
+
+
 def _wants_channels_last(node: fx.Node) -> bool:
-    operands = [a.meta.get("val") for a in node.args[:2] if isinstance(a, fx.Node)]
+    operands = [a.meta.get("val") for a in operands_of(node)]
     groups = node.kwargs.get("groups", node.args[6] if len(node.args) > 6 else 1)
     return (len(operands) == 2 and all(isinstance(o, torch.Tensor) and o.is_cuda for o in operands)
             and operands[0].dim() == 4 and groups == 1)
@@ -53,11 +59,10 @@ def convolutions_to_channels_last(gm: fx.GraphModule) -> fx.GraphModule:
         return gm
     for node in convolutions:
         with gm.graph.inserting_before(node):
-            for position in (0, 1):
-                operand = node.args[position]
+            for operand in operands_of(node):
                 moved = gm.graph.call_method("contiguous", (operand,), {"memory_format": torch.channels_last})
                 moved.meta.update(node.meta, val=operand.meta["val"])
-                node.update_arg(position, moved)
+                node.replace_input_with(operand, moved)
     gm.recompile()
     return gm
 
@@ -70,8 +75,8 @@ def convolutions_to_channels_last(gm: fx.GraphModule) -> fx.GraphModule:
 # %%
 def reads_many_channels(gm: fx.GraphModule) -> bool:
     """Whether some convolution of a captured graph has as many input channels as fill a tensor core's rows of 16 bytes."""
-    return any(present(n.args[0].meta["val"].shape[1]) >= 8 for n in gm.graph.nodes if n.target in CONVOLUTIONS
-               and isinstance(n.args[0], fx.Node) and n.args[0].meta["val"].dim() == 4)
+    images = [operands[0].meta["val"] for n in gm.graph.nodes if n.target in CONVOLUTIONS and (operands := operands_of(n))]
+    return any(present(image.shape[1]) >= 8 for image in images if image.dim() == 4)
 
 # %% [markdown]
 # ## Who sees the layout
@@ -181,7 +186,7 @@ class Turned:
 def keep_layouts(gm: fx.GraphModule, inputs) -> None:
     """Restore the layouts that the program of a graph sees, after `convolutions_to_channels_last` (changed in place). inputs: its fakes."""
     convolutions = [n for n in gm.graph.nodes if n.target in CONVOLUTIONS]
-    ours = {a for n in convolutions for a in n.args[:2] if isinstance(a, fx.Node) and a.target == "contiguous"}
+    ours = {a for n in convolutions for a in operands_of(n) if a.target == "contiguous"}
     while ours and (groups := places(run := Turned(gm, inputs, ours))):
         for memory, made in groups:
             copies = restored(gm, made[-1])

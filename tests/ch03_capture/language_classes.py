@@ -1918,3 +1918,32 @@ def partials_of_derived_classes(x, slot, own, hiding):
 def partials_of_partials_of_derived_classes(x, slot, own):
     a, b = functools.partial(slot, other=x), functools.partial(own, x)
     return a(x), a.func is torch.add, b.func is own, type(a).__name__, type(OwnCallPartial(torch.add, other=x)).__name__
+
+
+class TenTimes(staticmethod):
+    def __get__(self, instance, owner=None):
+        return lambda x: self.__func__(x) * 10
+
+
+class OnItself(classmethod):
+    def __get__(self, instance, owner=None):
+        return lambda x: (self.__func__(owner, x), instance is None)
+
+
+class OfClassToo(property):
+    def __get__(self, instance, owner=None):
+        return 12 if instance is None else self.fget(instance)
+
+
+class HasDerivedMethods:
+    ten = TenTimes(lambda x: x + 1)
+    own = OnItself(lambda cls, x: (cls.__name__, x))
+    both = OfClassToo(lambda self: 3)
+    static = abc.abstractstaticmethod(lambda x: x * 3)
+    of_class = abc.abstractclassmethod(lambda cls, x: (cls.__name__, x))
+
+
+@program
+def methods_of_derived_classes_of_methods(x):
+    cls, made = HasDerivedMethods, HasDerivedMethods()
+    return [(at.ten(x), at.own(x), at.both, at.static(x), at.of_class(x)) for at in (cls, made)]

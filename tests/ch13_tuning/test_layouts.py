@@ -149,6 +149,17 @@ def test_a_graph_that_only_reads_images_keeps_its_layout(everywhere, monkeypatch
     assert everywhere
 
 
+@pytest.mark.parametrize("f", [
+    lambda x, w: F.conv2d(input=x, weight=w), lambda x, w: torch.conv2d(x, weight=w, padding=1),
+    lambda x, w: F.conv2d(weight=w, input=x.relu()), lambda x, w: F.conv2d(x, x)])
+def test_operands_by_name_or_twice(f, everywhere, monkeypatch):
+    monkeypatch.setattr(driver, "reads_many_channels", layouts.reads_many_channels)
+    monkeypatch.setattr(layouts, "_wants_channels_last", lambda node: len(layouts.operands_of(node)) == 2)
+    x, w = torch.randn(2, 8, 5, 5), torch.randn(4, 8, 3, 3)
+    torch.testing.assert_close(minicompile.compile(f, fullgraph=True)(x, w), f(x, w))
+    assert everywhere
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_views_and_results_on_a_gpu(mode, monkeypatch):
