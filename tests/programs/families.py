@@ -1,6 +1,8 @@
 """Families of operators for random tensor programs. A program draws on two of them, so that what belongs together meets often."""
 from __future__ import annotations
 
+import re
+
 import torch
 
 from .tensors import Refused, family, index_into
@@ -492,3 +494,37 @@ def distance(w):
         f"torch.addbmm({x}[0, :, :1], {x}, {x}.mT, beta=0.5, alpha=0.1)", f"{x}.heaviside({x} * 0)",
         f"torch.combinations({small}, 2, True)",
         f"F.local_response_norm({x}, 2)", f"torch.linalg.vecdot({x}, {f}, dim={d})", f"torch.logaddexp2({x}, {f})"])
+
+
+# ---- sizes, and numbers made of them: {a} whole, {f} any
+
+WHOLE = "{a} + {a}|{a} - {a}|{a} * {a}|{a} // {a}|{a} % {a}|-{a}|abs({a})|min({a}, {a})|max({a}, {a})|int({f})|round({f})|math.ceil({f})|" \
+        "math.floor({f})|{a} ** 2|{a} if {a} > {f} else {a}|divmod({a}, {a})[1]|{a} >> 1|{a} & 3|int({a} == {a})|math.isqrt(abs({a}))|" \
+        "len(range({a}, {a}))|math.prod([{a}, {a}])|sorted([{a}, {a}, {a}])[1]".split("|")
+ANY = "{a} / {a}|{f} + {a}|{f} * {a}|{a} / {f}|{f} - {f}|{f} // {a}|{f} % {a}|abs({a}) ** 0.5|(abs({a}) + 1) ** -0.5|float({a})|" \
+      "min({f}, {a})|math.sqrt(abs({f}))|math.log(abs({a}) + 1)|math.exp(-abs({f}))|round({f}, 2)|2.0 ** ({a} % 5)|1 / {a}".split("|")
+
+
+def with_numbers(w, x: str, form: str, depth: int) -> str:
+    """`form` with an expression of the sizes of x in the place of each {a} and {f}."""
+    def number(place):
+        if depth == 0 or w.rng.random() < 0.3:
+            whole = [f"{x}.shape[{w.rng.randrange(w.env[x].dim())}]", f"{x}.numel()", f"len({x})", str(w.rng.randint(-3, 9))]
+            return w.rng.choice(whole if place[1] == "a" else [*whole, "0.3", "-1.5"])
+        return "(" + with_numbers(w, x, w.rng.choice(WHOLE if place[1] == "a" else ANY), depth - 1) + ")"
+    return re.sub(r"\{([af])\}", number, form)
+
+
+@family("sizes", 4.0)
+def numbers_of_sizes(w):
+    x = w.tensor(lambda t: FLOAT(t) and t.dim() > 0 and t.numel() > 0)
+    d = w.rng.randrange(w.env[x].dim())
+    return with_numbers(w, x, w.rng.choice([
+        f"{x} * {{f}}", f"{x} + {{a}}", f"{x} / {{f}}", f"{{f}} - {x}", f"{{f}} / ({x}.abs() + 1)", f"{x} // {{a}}", f"{x} % {{f}}",
+        f"torch.where({x} > {{f}}, {x}, {{a}})", f"{x}.clamp(max={{f}})", f"{x} ** (abs({{a}}) % 4)", f"{x}.roll({{a}}, {d})",
+        f"{x}[:{{a}} % 4]", f"{x}[{{a}} % 3:]", f"{x}.narrow({d}, 0, abs({{a}}) % {x}.shape[{d}] + 1)", f"F.pad({x}, (abs({{a}}) % 3, 1))",
+        f"{x}.flatten()[::abs({{a}}) % 3 + 1]", f"{x}.expand(abs({{a}}) % 3 + 1, *{x}.shape)",
+        f"{x}.repeat_interleave(abs({{a}}) % 3, {d})", f"{x}.new_full((2, abs({{a}}) % 3), {{f}})",
+        "torch.arange(abs({a}) % 9, device=DEVICE) * {f}",
+        f"{x}.unfold({d}, abs({{a}}) % {x}.shape[{d}] + 1, 1)", f"{x}.chunk(abs({{a}}) % 3 + 1, {d})[0]", f"{x}.index_select({d}, "
+        f"torch.arange(abs({{a}}) % {x}.shape[{d}], device=DEVICE))", f"torch.addcmul({x}, {x}, {x}, value={{f}})"]), 3)
