@@ -12,7 +12,7 @@
 #       const float* in0 = (const float*)pointers[0];
 #       float* out0 = (float*)pointers[1];
 #       for (int64_t i0 = 0; i0 < 64; i0 += 1) {
-#         double acc_2 = 0.0f;
+#         float acc_2 = 0.0f;
 #         {
 #           const int64_t chunk = 0;
 #           const int64_t count = 256;

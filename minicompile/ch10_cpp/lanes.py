@@ -150,16 +150,18 @@ def close_interior(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol) ->
 # `half_blocks` gives each such access an array, before the lines of the loop are made; `close_lanes` adds the conversions,
 # afterwards, when all that their addresses need has a name, and makes a function of a step. It is called for the whole steps
 # and for what remains, which has a loop. Where a condition that varies along the lane guards a load, g++ makes vectors of a long loop only.
-# Where there are halves, masks and bytes are converted as well, to and from integers: of sixteen of them next to sixteen floats g++ makes
-# no vectors, and a masked mean of halves took ten times as long as one of floats.
+# Where there are halves, or sums of 32 bits along the lane, masks and bytes are converted as well, to and from integers. Of sixteen of them
+# next to sixteen floats g++ makes no vectors, and a masked mean of halves took ten times as long as one of floats; sixteen bytes that are
+# added up as integers it makes wider by halves of vectors, in memory, which took six times as long.
 
 # %%
 STEP = 16
 BYTES = {torch.bool: "u8", torch.uint8: "u8", torch.int8: "i8"}
 
 
-def half_blocks(e: Emitter, scope: Scope, accesses: Iterable[Value], lane: Symbol) -> list[Value]:
-    """Those of these loads and stores that read or write an array in the steps of a lane loop in `scope`."""
+def half_blocks(e: Emitter, scope: Scope, accesses: Iterable[Value], lane: Symbol, counts: bool = False) -> list[Value]:
+    """Those of these loads and stores that read or write an array in the steps of a lane loop in `scope`. counts: it has sums of 32
+    bits."""
     def side_by_side(a: Value) -> bool:
         whole = a.mask is None or a.op == "load" and masks_whole_lanes(e, a, lane)
         return whole and along_lane(e, a.index, lane) == 1 and lane not in symbols(a.index - lane.expr)
@@ -170,7 +172,7 @@ def half_blocks(e: Emitter, scope: Scope, accesses: Iterable[Value], lane: Symbo
         return []
     chosen = [a for a in accesses if a.op in ("load", "store") and e.kernel.buffers[a.buffer].dtype in HALVES and
               (a.dtype if a.op == "load" else a.value.dtype) is not BITS and not (a.op == "store" and a.mode) and side_by_side(a)]
-    small = [a for a in accesses if chosen and a.op in ("load", "store") and a.mask is None and side_by_side(a) and
+    small = [a for a in accesses if (chosen or counts) and a.op in ("load", "store") and a.mask is None and side_by_side(a) and
              (a.dtype if a.op == "load" else a.mode or a.value.dtype) == e.kernel.buffers[a.buffer].dtype in BYTES]
     for access in chosen + small:
         block = fresh(e, "wide")

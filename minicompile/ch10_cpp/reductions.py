@@ -28,7 +28,7 @@ import torch
 from ..ch01_graphs.layouts import contiguous_strides
 from ..ch01_graphs.symbolic import Symbol, as_expr, present, product, substitute, symbols, to_text
 from ..ch07_loops.builder import compute_dtype
-from ..ch07_loops.ir import Value, identity, in_order
+from ..ch07_loops.ir import Value, behind, identity, in_order
 from ..ch07_loops.lazy import linear
 from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.values import elements
@@ -36,7 +36,7 @@ from ..errors import Unsupported
 from .lanes import STEP, close_lanes, half_blocks, tabulate, worth_a_table
 from .nests import (SIMD, Count, Emitter, Scope, along_lane, best_lane, child, close, compute, direct_variable, for_, fresh, get,
                     index_text, lane_block, lane_headers, of_loop, shared, size_text, store_lines, unnamed)
-from .ops import literal, memory_type, register_type
+from .ops import HALVES, literal, memory_type, register_type
 
 CHUNK = 1024                 # elements of a row between two merges
 SCRATCH = 1 << 18            # bytes of a row's expensive values that are kept rather than computed again
@@ -145,7 +145,7 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
 # %% [markdown]
 # The row is walked in chunks. Inside of a chunk the compiler vectorises the loop, and keeps the sum of a chunk in
 # several partial sums, one for each element of a vector. After the chunk these go into the row's accumulator,
-# which for a float sum is a double. So a `RowStep` has text for five places: before the row, before a chunk, for
+# which for a float sum of several chunks is a double. So a `RowStep` has text for five places: before the row, before a chunk, for
 # an element, after a chunk, and the result.
 
 # %%
@@ -182,7 +182,8 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
     inner = child(child(chunk, ()), (lane,))
     collide = any(s.mode == "atomic_add" for s in stores) and direct_variable(e, (lane,)) is None
     accesses = () if collide else dict.fromkeys([*unnamed(reductions + stores, middle), *stores])
-    halves = half_blocks(e, inner.parent, accesses, lane)
+    counts = any(r.args[0] == "sum" and width_behind(added_up(r)) <= 4 for r in reductions)
+    halves = half_blocks(e, inner.parent, accesses, lane, counts)
     width = STEP if halves else 0 if collide else step_width(e, reductions, stores, lane)
     compute(e, reductions, inner)
     for value, array in kept.items():
@@ -191,7 +192,7 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
             kept[value] = array = fresh(e, "kept")
             nest.lines += of_loop(e, value.loop, f"{register_type(value.dtype)} {array}[{lane.size}];")
             inner.lines += of_loop(e, value.loop, f"{array}[{lane.name}] = {name};")
-    steps = [_row_step(e, r, get(e, r.args[1], inner), lane, bool(stores)) for r in reductions]
+    steps = [_row_step(e, r, get(e, added_up(r), inner), lane, bool(stores)) for r in reductions]
     steps = [_in_steps(s, width) if width else s for s in steps]
     marked = [(s, partial(of_loop, e, r.loop)) for r, s in zip(reductions, steps)]
     inner.lines += [line for s, mark in marked for line in mark(s.element)]
@@ -229,7 +230,30 @@ def _named_results(e: Emitter, r: Value, result, nest: Scope):
     return name
 
 # %% [markdown]
-# Each kind of reduction over a row, as a `RowStep`. In the texts, `n` is a number that makes names unique.
+# An accumulator of another width than what it takes costs conversions at each element, which are most of the work where elements are
+# bytes. So what notes whether a condition held is as wide as the numbers that are compared (`width_behind`), and conditions and
+# integers of at most 16 bits, whose sum over a chunk has less than 32, are added up in an `int32_t` there (`added_up`).
+
+# %%
+def width_behind(value: Value) -> int:
+    """The bytes of a number, in registers; of a condition those of the numbers that decide it."""
+    def decided(v: Value) -> bool:
+        return v.dtype is torch.bool and v.op != "load"
+    steps = [value, *behind([value], decided)] if decided(value) else []
+    numbers = [o for v in steps for o in v.operands if not decided(o)] or [value]
+    return max(4 if v.dtype in HALVES else v.dtype.itemsize for v in numbers)
+
+
+def added_up(r: Value) -> Value:
+    """What is added up in a chunk: of a conversion to int64 its operand, if 32 bits suffice."""
+    kind, source, _ = r.args
+    given = source.args[0] if kind == "sum" and source.op == "to_dtype" and source.dtype is torch.int64 else source
+    small = not given.dtype.is_floating_point and given.dtype.itemsize <= 2 and width_behind(given) <= 4
+    return given if small else source
+
+
+# %% [markdown]
+# Each kind of reduction over a row, as a `RowStep`. In the texts, `n` is a number that makes names unique, and `x` what is `added_up`.
 #
 # A maximum takes more than one text. C++'s `>` is false for a NaN, so a second accumulator notes whether there was
 # one, and the result is NaN then. For sums and products OpenMP's `reduction` clause does the work.
@@ -241,15 +265,15 @@ def _row_step(e: Emitter, r: Value, x: str, lane: Symbol, stores: bool) -> RowSt
         return _chunked_step(e, r, x, lane, stores)
     dtype = accumulator_type(r)
     t, n, start = register_type(dtype), fresh(e, "_"), start_text(kind, dtype)
-    acc, part = f"acc{n}", f"part{n}"
+    acc, part, noted = f"acc{n}", f"part{n}", f"int{8 * width_behind(r.args[1])}_t"
     if kind in ("max", "min"):
-        sign = ">" if kind == "max" else "<"
+        sign, t = ">" if kind == "max" else "<", "uint8_t" if dtype is torch.bool else t
         step = RowStep(f"{t} {acc} = {start};", f"{t} {part} = {start};",
                        f"{part} = {x} {sign} {part} ? {x} : {part};",
                        [f"{acc} = {part} {sign} {acc} ? {part} : {acc};"], f" reduction({kind}:{part})", acc)
         if dtype.is_floating_point:
-            step.row += f" int nan{n} = 0;"
-            step.chunk += f" int bad{n} = 0;"
+            step.row += f" {noted} nan{n} = 0;"
+            step.chunk += f" {noted} bad{n} = 0;"
             step.element += f" bad{n} |= {x} != {x};"
             step.after.append(f"nan{n} |= bad{n};")
             step.clauses += f" reduction(|:bad{n})"
@@ -257,11 +281,13 @@ def _row_step(e: Emitter, r: Value, x: str, lane: Symbol, stores: bool) -> RowSt
         return step
     if kind not in OPERATOR:
         raise unknown(r)
-    value, result, op = f"({t}){x}", f"({register_type(r.dtype)}){acc}", OPERATOR[kind]
+    result, op, small = f"({register_type(r.dtype)}){acc}", OPERATOR[kind], "int32_t" if added_up(r) is not r.args[1] else t
+    value = f"({small}){x}"
     if kind == "any":
-        t, start, value, result = "int", "0", f"({x} != 0)", f"({acc} != 0)"
-    total = "double" if kind == "sum" and t == "float" else t
-    return RowStep(f"{total} {acc} = {start};", f"{t} {part} = {start};", f"{part} {op}= {value};",
+        t, small, start, value, result = noted, noted, "0", f"({x} != 0)", f"({acc} != 0)"
+    one_chunk = len(e.kernel.reduction_vars) == 1 and isinstance(lane.size, int) and lane.size <= CHUNK
+    total = "double" if kind == "sum" and t == "float" and not one_chunk else t
+    return RowStep(f"{total} {acc} = {start};", f"{small} {part} = {start};", f"{part} {op}= {value};",
                    [f"{acc} {op}= {part};"], f" reduction({op}:{part})", result)
 
 

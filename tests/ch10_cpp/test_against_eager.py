@@ -543,6 +543,30 @@ def test_bytes_next_to_halves_are_converted_sixteen_at_a_time(half, size):
     assert "mc_widen_u8(" in source.code and "mc_narrow_u8(" in source.code
 
 
+@pytest.mark.parametrize("size", [(3, 16), (4, 9), (2, 2500), (2, 3, 40)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16])
+def test_what_is_counted_in_a_row_is_as_wide_as_its_elements(size, dtype):
+    x, y = torch.full(size, 1 if dtype is torch.bool else torch.iinfo(dtype).max, dtype=dtype), rand(*size)
+    x[..., 1:5] = 0
+    dims = tuple(range(1, len(size)))
+    agree(lambda x, y: ((x.to(torch.int32) > 0).sum(dims), ((y > 0) & (x.double() > 0)).sum(dims), (x * y).sum(dims) / x.sum(dims)), x, y)
+    agree(lambda x, y: ((x != 0).any(-1), (x[..., 5:] != 0).all(-1), ((y > 0) & (x != 0)).any(-1), (y.double() > 3).any(-1)), x, y)
+    if dtype is torch.bool:
+        agree(lambda x: (x.amax(-1), x.amin(-1), x[..., 5:].amin(-1)), x)
+    (source,) = agree(lambda x: (x.sum(dims), x.float().mean(dims)), x)
+    assert "int32_t part" in source.code and ("mc_widen_" in source.code) == (dtype.itemsize == 1 and size[-1] >= 16)
+
+
+@pytest.mark.parametrize("where", [0, 40, 1100, None])
+def test_the_extreme_of_a_row_of_doubles_with_a_nan(where):
+    x = rand(3, 1200).double()
+    if where is not None:
+        x[1, where] = torch.nan
+    for row in (x, x[:, where or 0:][:, :50]):
+        (source,) = agree(lambda x: (x.amax(-1), x.amin(-1)), row.contiguous())
+        assert "int64_t bad" in source.code
+
+
 def powers(z, w):
     z = torch.view_as_complex(z)
     for _ in range(24):
