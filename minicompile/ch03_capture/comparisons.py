@@ -255,13 +255,27 @@ def unequal_as_objects(tx, self, other) -> AbstractValue:
 
 def equal_in_c(tx, self, other) -> AbstractValue | None:
     """What the `__eq__` of a class written in C says of its object, whose own class may have another; None if that is not clear."""
+    if not may_know(self, other):
+        return equal_as_objects(tx, self, other)
     other = contents_of(tx, other) or other if type(other) is ObjVal else other
     kinds = {type(self), type(other)}
-    if TensorVal not in kinds and not issubclass(self.cls, other.cls) and not issubclass(other.cls, self.cls):
-        return None
     if kinds in ({TupleVal}, {ListVal}):
         return compare_sequences(tx, operator.eq, self, other)
-    return boolean(same_dict(tx, self, other)) if kinds == {DictVal} else compare(tx, "==", self, other)
+    if kinds == {DictVal}:
+        return boolean(same_dict(tx, self, other))
+    related = issubclass(self.cls, other.cls) or issubclass(other.cls, self.cls)
+    return compare(tx, "==", self, other) if TensorVal in kinds or related else None
+
+
+# class in C -> whose objects its `__eq__` compares with its own
+KNOWN_TO_EQ = {object: (), list: list, tuple: tuple, dict: dict, collections.OrderedDict: dict, collections.deque: collections.deque,
+               set: (set, frozenset), frozenset: (set, frozenset), str: str, bytes: bytes, int: int, float: (int, float)}
+
+
+def may_know(value, other) -> bool:
+    """Whether the `__eq__` that is in C among those of the value's class may compare it with the other, and not leave that to the other."""
+    in_c = next(c for c in value.cls.__mro__ if not isinstance(vars(c).get("__eq__"), (types.NoneType, types.FunctionType)))
+    return issubclass(other.cls, KNOWN_TO_EQ.get(in_c, object))
 
 
 def same(tx, a, b) -> bool:
@@ -275,6 +289,8 @@ def same(tx, a, b) -> bool:
     if all(issubclass(v.cls, types.SimpleNamespace) for v in (a, b)) and \
             any(lookup(v.cls, "__eq__") is types.SimpleNamespace.__eq__ for v in (a, b)):
         return equal(tx, *(get_attribute(tx, v, "__dict__") for v in (a, b)))
+    if issubclass(a.cls, BUILTIN_DATA) | issubclass(b.cls, BUILTIN_DATA) and not may_know(a, b) and not may_know(b, a):
+        return identical(a, b)
     if issubclass(a.cls, NEED_NOT_EQUAL_THEMSELVES) or not identical(a, b) and not all(compares_by_identity(v) for v in (a, b)):
         unsupported(tx, f"{describe(a)} == {describe(b)}")
     return identical(a, b)

@@ -74,9 +74,10 @@ def call_method(tx: Tracer, value: AbstractValue, name: str, args, kwargs=None) 
         return call_tensor_method(tx, value, name, args, kwargs)
     if function is not None:
         made = call_handler(tx, lambda: f"{describe(value)}.{name}", function, [value, *args], kwargs)
-        if made is NONE and name in REFUSABLE:           # NotImplemented or a TypeError, as Python knows
+        if made is not NONE or name not in REFUSABLE:
+            return made
+        if type(value) is not Const:                     # NotImplemented or a TypeError, as Python knows
             unsupported(tx, f"{describe(value)}.{name}() of {describe(*args)}")
-        return made
     return method_of_constant(tx, value, name, args, kwargs)
 
 

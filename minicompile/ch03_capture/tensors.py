@@ -87,6 +87,13 @@ def as_dtype(value: AbstractValue) -> AbstractValue:
     return const(DTYPE_OF_CLASS[value.real]) if type(value) is ObjVal and value.cls is type and value.real in DTYPE_OF_CLASS else value
 
 
+def takes_classes(target) -> bool:
+    """Whether what is called takes a class of numbers for a dtype: neither an operator nor a function of the program does."""
+    if isinstance(target, types.FunctionType):
+        return is_library(target.__code__.co_filename)
+    return target != "type" and not isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+
+
 def node_here(tx: Tracer, node: torch.fx.Node) -> torch.fx.Node:
     """`node` in the graph that is being built: one of the graph around it becomes an input (library/regions.py)."""
     if node.graph is tx.graph:
@@ -148,7 +155,7 @@ def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
     updated = updates(UPDATES[target], args, kwargs) if target in UPDATES else ()
     if any(type(a) is Const and type(a.value) in TAKEN_FOR_OTHERS for a in (*args, *kwargs.values())):
         unsupported(tx, "a NumPy truth value or complex number, which PyTorch takes for a number of another kind")
-    if target != "type" and (type(target) is not types.FunctionType or is_library(target.__code__.co_filename)):
+    if takes_classes(target):
         args, kwargs = [*map(as_dtype, args)], {k: as_dtype(v) for k, v in kwargs.items()}
     fx_args = tuple(to_arg(tx, a) for a in args)
     fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}

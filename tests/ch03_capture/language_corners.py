@@ -1144,3 +1144,44 @@ def values_in_many_others(x):
     for _ in range(300):
         chain = [chain]
     return x + 1, chain
+
+
+class Options(dict):
+    def __eq__(self, other):
+        return super().__eq__(other)
+
+
+class Row(list):
+    def __eq__(self, other):
+        return super().__eq__(other)
+
+
+class Column(list):
+    def __eq__(self, other):
+        return super().__eq__(other)
+
+
+class Mixin:
+    pass
+
+
+class Mixed(Mixin, ValueError):
+    pass
+
+
+ROW, COLUMN, OPTIONS = Row([1, 2]), Column([1, 2]), Options(a=1)
+
+
+@program
+def equality_with_objects_of_other_classes(x):
+    made = Options(a=1)
+    out = [one == other for one in (made, OPTIONS, ROW) for other in (None, 3, "a", (1, 2), {"a": 1}, [1, 2], COLUMN, OPTIONS)]
+    return x + 1, out, made != 3, [1].__eq__(x), "a".__eq__(1), (1).__eq__("a"), (1.0).__eq__(1), (1).__eq__(1.0), (5).__mod__(3), \
+        {}.__eq__([]), collections.OrderedDict(a=1).__eq__({"a": 1}), None.__eq__(None), None.__eq__(1)
+
+
+@program
+def attributes_of_an_exception_with_two_bases(x):
+    error = Mixed("text")
+    error.more = 3
+    return x + 1, error.__dict__["more"], vars(error)["more"], error.args, error.__module__

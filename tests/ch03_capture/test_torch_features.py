@@ -3969,3 +3969,9 @@ def test_what_takes_a_class_for_no_dtype():
     x = torch.randn(3)
     torch.testing.assert_close(minicompile.compile(lambda x: converted(x, int), backend="aot_eager")(x), x * 2)
     torch.testing.assert_close(minicompile.compile(refused, backend="eager")(x), x + 1)
+
+
+@pytest.mark.parametrize("operator", [torch.ops.aten.sum, torch.ops.aten.sum.default])
+def test_operators_take_no_class_for_a_dtype(operator):
+    with pytest.raises(RuntimeError):
+        minicompile.compile(lambda x: operator(x, dtype=float), backend="eager")(torch.ones(3))

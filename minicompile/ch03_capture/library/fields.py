@@ -178,7 +178,8 @@ def exception_attribute(tx, value, name):
 
 def is_of_program(cls, name, found) -> bool:
     """Whether a class of the program has its own attribute of this name, in place of Python's."""
-    return found is not MISSING and found is not class_lookup(next(c for c in cls.__mro__ if not c.__flags__ & HEAP_TYPE), name)
+    in_c = next(c for c in cls.__mro__ if not c.__flags__ & HEAP_TYPE)
+    return found is not MISSING and name != "__dict__" and found is not class_lookup(in_c, name)
 
 
 def fallback_of(cls) -> bool:
