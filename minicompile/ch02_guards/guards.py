@@ -49,7 +49,7 @@ import torch
 
 from ..logs import count
 from .identity import Made, held, is_found, is_long_lived, module_name, strongly, weakly, weakly_found
-from .sources import AttrSource, DictGetSource, GlobalStateSource, InstanceDictSource, ItemSource, Source
+from .sources import AttrSource, DictGetSource, GlobalStateSource, InstanceDictSource, ItemSource, Source, readable
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def constant_match(g, x, const):
     if e is None or isinstance(e, (bool, type, torch.dtype)) or e is Ellipsis:
         return [Condition(f"{x} is {e if e is None or isinstance(e, bool) else const(e)}", why)]
     if type(e) in (int, str, bytes):
-        return [Condition(f"type({x}) is {type(e).__name__} and {x} == {e!r}", why)]
+        return [Condition(f"type({x}) is {type(e).__name__} and {x} == {readable(e)}", why)]
     if type(e) is float and e == e and e != 0.0 and not math.isinf(e):
         return [Condition(f"type({x}) is float and {x} == {e!r}", why)]
     return [Condition(f"__same_constant({x}, {name_of(e, const)})", why)]

@@ -204,9 +204,14 @@ class GlobalStateSource(Source):
 # does, an item of a list does not, and a memo (`stable.py`) looks at each in another way.
 
 # %%
+def readable(value) -> str:
+    """The text of a constant, as `repr` gives it: of a long number Python writes, and reads, hexadecimal digits only."""
+    return hex(value) if type(value) is int and value.bit_length() > 2000 else repr(value)
+
+
 def key_text(key, read=Source.text) -> str:
     """A subscript as text: another source, or a constant whose repr reads back as itself."""
-    return read(key) if isinstance(key, Source) else repr(key)
+    return read(key) if isinstance(key, Source) else readable(key)
 
 
 class AttrSource(Source):

@@ -36,7 +36,7 @@ import torch
 from ..ch01_graphs.graph import known_history
 from ..ch02_guards.guards import class_lookup
 from ..ch02_guards.identity import HEAP_TYPE, module_name
-from ..ch02_guards.sources import ConstantSource, LocalSource, is_plain
+from ..ch02_guards.sources import ConstantSource, LocalSource, is_plain, readable
 from ..errors import SkipFrame, Unsupported
 from . import hook
 from .effects import difference_of_dicts, difference_of_lists, settled
@@ -127,7 +127,7 @@ def variable(ep, value, text) -> str:
 def constant_text(ep, value) -> str:
     kind = type(value)
     if value is None or kind in (bool, int, str, bytes) or kind is float and math.isfinite(value):
-        return repr(value)
+        return readable(value)
     if value is Ellipsis:
         return "..."
     if kind is Identity:

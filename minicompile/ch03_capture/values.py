@@ -44,7 +44,7 @@ from typing import Any, Callable
 import numpy
 import torch
 
-from ..ch02_guards.sources import Source
+from ..ch02_guards.sources import Source, readable
 from ..tables import Table  # noqa: F401 (of handlers by kind of value)
 
 
@@ -552,7 +552,7 @@ def own_name_of(real) -> str | None:
 def describe(value) -> str:
     """A few words for a message."""
     if isinstance(value, Const):
-        return f"a {value.cls.__name__}" if is_unseen(value) else f"{type(value.value).__name__} {value.value!r}"[:60]
+        return f"a {value.cls.__name__}" if is_unseen(value) else f"{type(value.value).__name__} {readable(value.value)}"[:60]
     if isinstance(value, TensorVal):
         return f"a tensor of shape {tuple(value.fake.shape)}"
     if isinstance(value, ObjVal):

@@ -1185,3 +1185,12 @@ def attributes_of_an_exception_with_two_bases(x):
     error = Mixed("text")
     error.more = 3
     return x + 1, error.__dict__["more"], vars(error)["more"], error.args, error.__module__
+
+
+LONG = 10 ** 5000                    # Python writes no such number in decimal digits
+
+
+@program
+def numbers_of_many_digits(x):
+    made = 10 ** 5000
+    return x + 1, made, LONG, made == LONG, LONG % 7, {LONG: 1}[made], [made].count(LONG), -LONG
