@@ -255,7 +255,9 @@ def unequal_as_objects(tx, self, other) -> AbstractValue:
 
 def equal_in_c(tx, self, other) -> AbstractValue | None:
     """What the `__eq__` of a class written in C says of its object, whose own class may have another; None if that is not clear."""
-    if not may_know(self, other):
+    if type(self) is Const and (type(other) is Const or isinstance(lookup(self.cls, "__eq__"), types.FunctionType)):
+        return None                                      # then it is called (`method_of_constant`)
+    if not may_know(self, other) or type(self) is Const and type(other) is TensorVal:
         return equal_as_objects(tx, self, other)
     other = contents_of(tx, other) or other if type(other) is ObjVal else other
     kinds = {type(self), type(other)}

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import decimal
 import enum
+import fractions
 import functools
 import itertools
 import operator
@@ -1177,7 +1178,8 @@ def equality_with_objects_of_other_classes(x):
     made = Options(a=1)
     out = [one == other for one in (made, OPTIONS, ROW) for other in (None, 3, "a", (1, 2), {"a": 1}, [1, 2], COLUMN, OPTIONS)]
     return x + 1, out, made != 3, [1].__eq__(x), "a".__eq__(1), (1).__eq__("a"), (1.0).__eq__(1), (1).__eq__(1.0), (5).__mod__(3), \
-        {}.__eq__([]), collections.OrderedDict(a=1).__eq__({"a": 1}), None.__eq__(None), None.__eq__(1)
+        fractions.Fraction(3).__eq__(3), 1j.__eq__(x), {}.__eq__([]), collections.OrderedDict(a=1).__eq__({"a": 1}), \
+        None.__eq__(None), None.__eq__(1)
 
 
 @program
