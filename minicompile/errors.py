@@ -70,6 +70,11 @@ class OutOfRange(IndexError, RuntimeError):
     and a kernel of several does not know whose index it was: whoever catches the one or the other catches this."""
 
 
+def words_of(error: BaseException) -> str:
+    """What an exception says, or where it says nothing, as MemoryError does, what it is called."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def interrupts(error: BaseException) -> bool:
     """Whether this is nothing that compiled code has raised, but comes from a handler of signals, as KeyboardInterrupt and TimeoutError."""
     if not isinstance(error, Exception):

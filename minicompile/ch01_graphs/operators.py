@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import Unsupported
+from ..errors import Unsupported, words_of
 from .corrections import true_form
 from .fake import FakeTensor, storage_key
 from .refusals import REFUSALS, check_devices, check_with_kernel
@@ -250,7 +250,7 @@ def run_meta(func, args, kwargs, flat, device):
             raise Unsupported(f"the custom operator {func} has no fake implementation, so the shape of its "
                               f"result is not known (torch.library.register_fake({name!r}) gives it "
                               "one)") from error
-        raise Unsupported(f"{func} has no meta kernel: {str(error).splitlines()[0]}") from error
+        raise Unsupported(f"{func} has no meta kernel: {words_of(error)}") from error
     except (ZeroDivisionError, TypeError, AssertionError) as error:     # of a mean's gradient; of an interpolation of an empty batch
         raise Unsupported(f"the meta kernel of {func} fails, perhaps for an empty tensor: {error}") from error
 

@@ -33,7 +33,7 @@ from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import class_lookup
 from ..ch02_guards.sources import AttrSource
 from ..ch02_guards.torch_guards import METHODS_OF_TENSORS
-from ..errors import SkipFrame, Unsupported, marked
+from ..errors import SkipFrame, Unsupported, marked, words_of
 from ..tables import Table
 from .builders import contents_of
 from .constants import as_item, as_number, from_constants, function_and_rest, is_made_of_constants, known_tensor, name_of_target
@@ -429,7 +429,7 @@ def said_by(tx: Tracer, tensor: torch.Tensor, name: str):
     try:
         return getattr(tensor, name)
     except RuntimeError as error:
-        unsupported(tx, f"{name}: {str(error).splitlines()[0]}")
+        unsupported(tx, f"{name}: {words_of(error)}")
 
 
 # %% [markdown]

@@ -33,7 +33,7 @@ from ..ch01_graphs.graph import history_of, is_kept_error, raise_kept_errors
 from ..ch01_graphs.layouts import each_has_its_place, is_dense, is_window, length_of
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.trace import Recorder, backward_state, run_recorded
-from ..errors import Unsupported
+from ..errors import Unsupported, words_of
 from .aliases import GraphBuilder, append_call, emit_step, restride
 from .cleanup import clean
 from .functionalize import append_mutations, functionalize_with_mutations
@@ -110,7 +110,7 @@ class _tracing:
         torch._C._set_grad_enabled(grad_mode)
         torch._C._set_cudnn_enabled(cudnn)
         if isinstance(error, (RuntimeError, IndexError)):
-            reason = f"recording the operators failed: {str(error).splitlines()[0]}"
+            reason = f"recording the operators failed: {words_of(error)}"
             raise Unsupported(reason, self.recorder.provenance[0]) from error
 
 

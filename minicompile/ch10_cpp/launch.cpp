@@ -1,6 +1,6 @@
 // How Python calls a kernel: compiled by itself, once, and kept in the cache of kernels, whose files need nothing of Python. The few
-// functions of the CPython API that it takes are declared here by hand; they are part of the stable ABI, so that neither headers nor
-// the version of Python matter.
+// functions of the CPython API that it takes are declared here by hand; they are part of the stable ABI, or as PyVectorcall_Function in
+// each version since 3.9, so that neither headers nor the version of Python matter.
 extern "C" {
 struct PyObject;
 struct PyThreadState;

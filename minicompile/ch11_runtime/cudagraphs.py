@@ -57,6 +57,7 @@ from .. import logs
 from ..ch02_guards.memory import holders, lie_at, raise_versions, storage_of
 from ..ch05_autograd.region import hooks_see
 from ..ch05_autograd.second import is_recorded
+from ..errors import words_of
 from .numbers import Apart, picker
 from .recorder import CudaRecorder
 
@@ -294,7 +295,7 @@ def run_or_record(g: GraphedCallable, key: tuple, args: list) -> list | None:
     try:
         g.recordings[key] = make_recording(g, args, static, dropped)
     except RuntimeError as error:
-        return g.disable(f"recording failed: {str(error).splitlines()[0]}")
+        return g.disable(f"recording failed: {words_of(error)}")
     g.made += 1
     g.counts["recorded"] += 1
     return g.replay(g.recordings[key], args)

@@ -62,7 +62,7 @@ from ..ch09_triton.launch import load_triton
 from ..ch10_cpp.build import load_cpp
 from ..ch10_cpp.emit import emit_cpp
 from ..config import config
-from ..errors import MinicompileError, OutOfRange, Unsupported
+from ..errors import MinicompileError, OutOfRange, Unsupported, words_of
 from .numbers import Apart, as_arguments, take_apart
 
 # %% [markdown]
@@ -542,7 +542,7 @@ def resolve_kernels(program: HostProgram) -> None:
                     raise
                 source, kernel = program.sources[number], program.kernels[number]
                 logs.warn_once(source.name, f"minicompile: kernel {source.name} could not be built and runs "
-                               f"in the slow reference interpreter: {str(error).splitlines()[0]}")
+                               f"in the slow reference interpreter: {words_of(error)}")
                 program.namespace[name] = load_reference([emit_reference(kernel)])[0]
     program.resolved = True
 

@@ -7,12 +7,12 @@ import minicompile
 from minicompile.ch10_cpp import build
 
 
-def break_the_compiler(monkeypatch, tmp_path):
+def break_the_compiler(monkeypatch, tmp_path, error=RuntimeError("the C++ compiler rejected a generated kernel:\nline 2")):
     monkeypatch.setenv("MINICOMPILE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(build, "_loaded", {})
 
     def fail(text, target):
-        raise RuntimeError("the C++ compiler rejected a generated kernel:\nline 2")
+        raise error
     monkeypatch.setattr(build, "_compile", fail)
 
 
@@ -24,6 +24,15 @@ def test_result_is_right_and_the_warning_names_the_kernel(monkeypatch, tmp_path)
     break_the_compiler(monkeypatch, tmp_path)
     x, y = torch.randn(5, 7), torch.randn(7)
     with pytest.warns(RuntimeWarning, match="could not be built.*rejected"):
+        got = minicompile.compile(program, backend="cpp")(x, y)
+    torch.testing.assert_close(got, program(x, y))
+
+
+def test_an_exception_that_says_nothing_is_named(monkeypatch, tmp_path):
+    break_the_compiler(monkeypatch, tmp_path, MemoryError())
+    minicompile.reset()
+    x, y = torch.randn(5, 7), torch.randn(7)
+    with minicompile.config.patch(raise_on_internal_error=False), pytest.warns(RuntimeWarning, match="could not be built.*MemoryError"):
         got = minicompile.compile(program, backend="cpp")(x, y)
     torch.testing.assert_close(got, program(x, y))
 
