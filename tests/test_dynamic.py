@@ -88,6 +88,7 @@ PROGRAMS = {
     "normalised": (lambda x: (x.softmax(0), x.log_softmax(-1), x.logsumexp(0), x.norm(), x.prod(1)), randn("n", "m")),
     "scans": (lambda x: (x.cumsum(0), x.sort(0)[0], x.topk(2, 0)[0]), randn("n", "m")),
     "shifts": (lambda x: (x[1:] - x[:-1], x[:, -1] * 2, x.flip(0), x.roll(1, 0), x[::2] * 2), randn("n", "m")),
+    "steps": (lambda x: (y := x.flatten() + 0, k := x.shape[0] % 3 + 2, y[::k].copy_(y.flip(0)[::k]))[0], randn("n", "m")),
     "pad": (lambda x: F.pad(x, (0, -x.shape[1] % 8)) * 2, randn("n", "m")),
     "new": (lambda x: torch.zeros(x.shape[0], 3) + x[:, :1], randn("n", "m")),
     "data": (lambda x: x * x.numel() / len(x) + x.shape[0] ** -0.5, randn("n", "m")),
@@ -106,7 +107,8 @@ PROGRAMS = {
     "losses": (lambda x: (F.mse_loss(x, x * 2 + 1), F.kl_div(x.log_softmax(-1), x.softmax(-1), reduction="sum"),
                           F.binary_cross_entropy_with_logits(x, torch.ones_like(x))), randn("n", "m")),
 }
-GENERATED = ("attention", "bilinear", "chunk", "conv", "cross_entropy", "layer_norm", "sums", "normalised", "pad", "data", "shifts")
+GENERATED = ("attention", "steps", "bilinear", "chunk", "conv", "cross_entropy", "layer_norm", "sums", "normalised", "pad", "data",
+             "shifts")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

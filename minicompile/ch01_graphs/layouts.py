@@ -40,13 +40,13 @@ def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
     return same_strides(a.shape, a.stride(), b.stride())
 
 
-def lies_as_well_as_can_be(a: torch.Tensor, wanted: torch.Tensor) -> bool:
+def lies_as_well_as_can_be(a: torch.Tensor, wanted: torch.Tensor, closed: bool = False) -> bool:
     """Would a copy of `a` lie no more as `wanted` does? A copy in the order of its dims has its strides, also those of dims of size 1, if
-    these are without gaps, too; where `wanted` has gaps, no copy has."""
+    these are without gaps, too; where `wanted` has gaps, no copy has. closed: then one in that order is as near as can be."""
+    copied = strides_in_order(wanted.shape, memory_order(wanted.shape, wanted.stride())[::-1])
     if same_layout(a, wanted):
-        dims = memory_order(wanted.shape, wanted.stride())[::-1]
-        return a.stride() == wanted.stride() or strides_in_order(wanted.shape, dims) != wanted.stride()
-    return not is_dense(wanted)
+        return a.stride() == wanted.stride() or copied != wanted.stride()
+    return not is_dense(wanted) and (not closed or same_strides(wanted.shape, a.stride(), copied))
 
 
 def copy_with_layout(t: torch.Tensor, shape, stride, dtype, device) -> torch.Tensor:

@@ -202,7 +202,7 @@ def write(b: GraphBuilder, alias: Alias, new: fx.Node) -> None:
     Raises Unsupported for a view of a tensor that has two elements in one place."""
     new = conform(b, new, alias.fake)
     if alias.parent is None:
-        new = restride(b, new, alias.fake)
+        new = restride(b, new, alias.fake, closed=True)
         alias.memory.value, alias.memory.version = new, alias.memory.version + 1
     else:
         if not each_has_its_place(alias.parent.fake):
@@ -270,9 +270,10 @@ def conform(b: GraphBuilder, new: fx.Node, target: FakeTensor) -> fx.Node:
     return new
 
 
-def restride(b: GraphBuilder, node: fx.Node, target: torch.Tensor) -> fx.Node:
-    """`node` with the strides of `target`, where those are dense (a permutation of a contiguous tensor)."""
-    if target.numel() == 0 or lies_as_well_as_can_be(node.meta["val"], target):
+def restride(b: GraphBuilder, node: fx.Node, target: torch.Tensor, closed: bool = False) -> fx.Node:
+    """`node` with the strides of `target`, where those are dense (a permutation of a contiguous tensor). closed: where they have gaps,
+    without these, but in their order, so that what is computed from it lies as in eager."""
+    if target.numel() == 0 or lies_as_well_as_can_be(node.meta["val"], target, closed):
         return node
     order = memory_order(target.shape, target.stride())
     permuted = append_form(b, aten.permute.default, (node, order))

@@ -140,7 +140,7 @@ def slice_scatter(g, x, source, dim=0, start=None, end=None, step=1):
         distance = as_expr(index[dim]) - first
         inside = b.between(0, distance, length * step)
         if step != 1:
-            exact = b.op("remainder", b.index(distance), b.constant(step, torch.int64))
+            exact = b.op("remainder", b.index(distance), b.index(step))
             inside = b.op("logical_and", inside, b.op("eq", exact, b.constant(0, torch.int64)))
         place = index[:dim] + (floordiv(distance, step),) + index[dim + 1:]
         return selected(b, inside, source, place, b.read(x, index), dtype)
