@@ -319,7 +319,7 @@ def part(code, first, last="}"):
 # %%
 wide = torch.randn(3000, 1024)
 columns = watch(lambda t: t.sum(0), wide, dynamic=False).half()["compiled"].sources[0]
-print(part(columns.code, "for (int64_t r0", "    #pragma"))
+print(part(columns.code, "for (int64_t begin", "    #pragma"))
 
 # %%
 by_columns = """extern "C" void by_columns(void** pointers, const int64_t* sizes, mc_problem* problem) {
@@ -345,8 +345,8 @@ bars(
 )
 
 # %% [markdown]
-# Each lane owns a column now, so no clause is needed: no two lanes touch one accumulator. `since` counts rows.
-# After 256 of them the float accumulators are added to accumulators in double, for the reason that chunks have.
+# Each lane owns a column now, so no clause is needed: no two lanes touch one accumulator. The rows are
+# walked in blocks of 64, after which the float accumulators are added to accumulators in double, for the reason that chunks have.
 #
 # ### What is needed twice
 #

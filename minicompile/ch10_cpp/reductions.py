@@ -42,7 +42,7 @@ CHUNK = 1024                 # elements of a row between two merges
 SCRATCH = 1 << 18            # bytes of a row's expensive values that are kept rather than computed again
 NARROW = 64                  # the fewest columns of a block for which expensive values are kept
 PARTIAL_SUMS = 32            # partial sums of a long row
-FLUSH = 256                  # column sums: rows between two flushes into double
+FLUSH = 64                   # column sums: rows between two flushes into double
 
 # %% [markdown]
 # ## The kinds
@@ -432,7 +432,7 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
             lanes(nest, starts)
         rows.lines += [line for s in steps for line in s.each_row]
         close_lanes(e, inner, [] if any(s.mode == "atomic_add" for s in stores) else [SIMD], lane, first, count, halves)
-        _flushed_rows(e, nest, rows, steps, lanes)
+        _flushed_rows(e, nest, rows, steps, lanes, not any(v.op in HEAVY for v in elements(e.graph, both)))
         for r, step in zip(reductions, steps):
             nest.names[r] = step.result
     stores = [s for s in e.graph.stores if not e.graph.is_element(s)]
@@ -461,15 +461,27 @@ def _materialise(e: Emitter, nest: Scope, lane: Symbol, values: list[Value], wid
 
 
 # %% [markdown]
-# A float that has summed up a million rows has lost digits. So after every `FLUSH` rows the float accumulators are
-# added to double ones and begin again at zero.
+# A float that has summed up a million rows has lost digits, and one that has summed up 256 has an error of five times eager's, which
+# adds partial sums of 16. So after every `FLUSH` rows the float accumulators are added to double ones and begin again at zero; with 16
+# and 32 this would take more time than the sums. A loop over blocks of rows, without a condition inside, lets g++ add several rows
+# to an accumulator at once: a sum of a thousand rows of 512 takes three quarters of the time. Where more than additions is done, a counter
+# of rows costs less.
 
 # %%
-def _flushed_rows(e: Emitter, nest: Scope, rows: Scope, steps: list["ColumnStep"], lanes) -> None:
+def _flushed_rows(e: Emitter, nest: Scope, rows: Scope, steps: list["ColumnStep"], lanes, light: bool) -> None:
     """The loop over the rows. Float accumulators are flushed into double ones, every `FLUSH` rows and at the
-    end."""
+    end. light: additions are what takes time."""
     flush = [line for s in steps for line in s.flush]
     counts = [line for s in steps for line in s.each_flush]
+    variables = e.kernel.reduction_vars
+    if flush and light and not counts and len(variables) == 1:
+        (row,), begin, end = variables, fresh(e, "begin"), fresh(e, "end")
+        block, size = child(nest, ()), size_text(row.size)
+        block.lines.append(f"const int64_t {end} = {size} - {begin} < {FLUSH} ? {size} : {begin} + {FLUSH};")
+        close(replace(rows, parent=block), [for_(row.name, end, begin)])
+        lanes(block, flush)
+        close(block, [for_(begin, size, step=FLUSH)])
+        return lanes(nest, [line for s in steps for line in s.end])
     if flush:
         since = fresh(e, "since")
         nest.lines.append(f"int64_t {since} = 0;")
@@ -478,7 +490,7 @@ def _flushed_rows(e: Emitter, nest: Scope, rows: Scope, steps: list["ColumnStep"
         lanes(now, flush)
         now.lines += counts
         close(now, [f"if (++{since} == {FLUSH})"])
-    close(rows, [for_(v.name, size_text(v.size)) for v in e.kernel.reduction_vars])
+    close(rows, [for_(v.name, size_text(v.size)) for v in variables])
     if flush:
         lanes(nest, [line for s in steps for line in s.end])
         nest.lines += counts
@@ -509,7 +521,7 @@ class ColumnStep:
 # Each kind is an update of one lane's accumulator by one value, as text. A lane is a column here, so nothing has to be
 # combined between lanes, and the element of a row is added to the accumulator of its column. What differs between the
 # kinds is how many accumulators they have and whether these can hold a long column. A float that has taken thousands of
-# numbers loses the small ones. So sums and variances count in float for 256 rows, and are then flushed into a double,
+# numbers loses the small ones. So sums and variances count in float for `FLUSH` rows, and are then flushed into a double,
 # which is what `flush` and `each_flush` are for; what the double holds at the end becomes a float once, and not for each
 # element that is divided by it. A maximum loses nothing and needs no flush. The variance divides by
 # the count at each step; the quotient is the same for all columns and is computed once for a row (`each_row`).
@@ -521,7 +533,7 @@ def _column_step(e: Emitter, r: Value, x: str, long: bool) -> ColumnStep:
     dtype = accumulator_type(r)
     t, n = register_type(dtype), fresh(e, "_")
     acc, total = f"acc{n}[lane]", f"total{n}[lane]"
-    if kind == "welford":       # running mean within 256 rows, then merged in double
+    if kind == "welford":       # running mean within some rows, then merged in double
         names = [f"{name}{n}" for name in ("mean", "m2", "centre", "spread")[:4 if long else 2]]
         mean, m2, *total = places = [f"{name}[lane]" for name in names]
         flush = f"mc_column_flush<{t}>({', '.join([mean, m2, f'count{n}', *total, f'all{n}'])});"
