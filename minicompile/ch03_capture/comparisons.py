@@ -269,9 +269,10 @@ def equal_in_c(tx, self, other) -> AbstractValue | None:
     return compare(tx, "==", self, other) if TensorVal in kinds or related else None
 
 
-# class in C -> whose objects its `__eq__` compares with its own
-KNOWN_TO_EQ = {object: (), list: list, tuple: tuple, dict: dict, collections.OrderedDict: dict, collections.deque: collections.deque,
-               set: (set, frozenset), frozenset: (set, frozenset), str: str, bytes: bytes, int: int, float: (int, float)}
+# class in C -> whose objects its `__eq__` compares with its own. That of None, which it has from Python 3.12 on, knows None only.
+KNOWN_TO_EQ = {object: (), types.NoneType: (), list: list, tuple: tuple, dict: dict, collections.OrderedDict: dict,
+               collections.deque: collections.deque, set: (set, frozenset), frozenset: (set, frozenset), str: str, bytes: bytes,
+               int: int, float: (int, float)}
 
 
 def may_know(value, other) -> bool:
