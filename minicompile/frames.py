@@ -43,7 +43,7 @@ from .ch04_breaks.resume import TailCall, finish, origin_of, original_code
 from .config import config
 from .errors import GraphBreakError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported, interrupts, marked
 from .interrupts import COMPILING, FINALIZE, ThreadState, comes_unasked, compiling, interrupted, target_in_compiler
-from .learning import explain_miss, look_again
+from .learning import explain_miss, look_again, question_about
 from .limits import is_full, is_one_of_many, over_limit
 from .stances import Context, current
 from .versions import FrameState, compile_frame, internal_error, model_of, name_of_code, states, warned, without_saved_tensor_hooks
@@ -247,8 +247,7 @@ def on_miss(state: FrameState, function, *args):
 def fits(entry, state: FrameState, function, args) -> bool:
     """Whether all guards of the entry hold: asked by one function, since a program that makes its optimizers anew comes here often."""
     if entry.check is None:
-        entry.check = codegen.build_question(list(entry.guards), list(entry.guards), state.code, entry.constants)
-        hook.skip_code(entry.check.__code__)
+        entry.check = question_about(state, entry, list(entry.guards))
     return entry.check(function, *args)
 
 

@@ -63,8 +63,14 @@ def ask_first(state: FrameState, entry, guard) -> None:
     """Have the entry asked for this guard, which has failed, before all others."""
     if not any(guard is told for told in entry.telling):
         entry.telling.append(guard)
-        entry.question = codegen.build_question(list(entry.guards), entry.telling, state.code, entry.constants)
-        hook.skip_code(entry.question.__code__)
+        entry.question = question_about(state, entry, entry.telling)
+
+
+def question_about(state: FrameState, entry, guards: list):
+    """question(function, *args) -> whether these guards of the entry hold."""
+    question = codegen.build_question(list(entry.guards), guards, state.code, entry.constants)
+    hook.skip_code(question.__code__)
+    return question
 
 
 def look_again(state: FrameState, function, args) -> None:

@@ -34,7 +34,7 @@ from .keys import entries, guard_keys
 from .library.fields import NAMING
 from .library.graph_functions import call_graph_function, is_graph_function
 from .library.numpy_functions import call_numpy
-from .lookup import MISSING, lookup, python_method
+from .lookup import MISSING, class_in_c, lookup, python_method
 from .methods import call_handler, call_method
 from .operations import emit_float, fold, fold_unknown
 from .protocol import method
@@ -516,10 +516,11 @@ def fill_exception(tx, exc, *args, **named):
     """The `__init__` of the classes in C."""
     if named and not issubclass(exc.cls, NAMING):
         user_error(TypeError, f"{exc.cls.__name__}() takes no keyword arguments")
-    if named or issubclass(exc.cls, CHECKING):
-        checked = [as_python(tx, a) for a in args] if issubclass(exc.cls, CHECKING) else []
+    checks = issubclass(exc.cls, CHECKING)
+    if named or checks:
+        checked = [as_python(tx, a) for a in args] if checks else []
         with user_errors():
-            next(c for c in exc.cls.__mro__ if not c.__flags__ & HEAP_TYPE)(*checked, **dict.fromkeys(named))
+            class_in_c(exc.cls)(*checked, **dict.fromkeys(named))
     exc.args = list(args)
     exc.attrs.update(named)
 

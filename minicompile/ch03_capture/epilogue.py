@@ -35,14 +35,14 @@ import torch
 
 from ..ch01_graphs.graph import known_history
 from ..ch02_guards.guards import class_lookup
-from ..ch02_guards.identity import HEAP_TYPE, module_name
+from ..ch02_guards.identity import module_name
 from ..ch02_guards.sources import ConstantSource, LocalSource, is_plain, readable
 from ..errors import SkipFrame, Unsupported
 from . import hook
 from .effects import difference_of_dicts, difference_of_lists, settled
 from .iterate import PLAIN_ITERATORS
 from .keys import is_plain_key, value_of_key
-from .lookup import native_new
+from .lookup import class_in_c, native_new
 from .tracer import Tracer, constant_source, globals_of, location
 from .values import (
     AbstractValue, ByIdentity, ByValue, CellVal, Const, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
@@ -388,8 +388,7 @@ def exception_text(ep, value):
         refuse_to_leave(ep, describe(value), value)
     args = expressions(ep, value.args)
     name = variable(ep, value, f"{pool(ep, value.cls.__new__)}({pool(ep, value.cls)}, {args})")
-    in_c = next(base for base in value.cls.__mro__ if not base.__flags__ & HEAP_TYPE)
-    ep.reads.append(f"{pool(ep, in_c.__init__)}({name}, {args})")       # `args`, and others such as `value`
+    ep.reads.append(f"{pool(ep, class_in_c(value.cls).__init__)}({name}, {args})")       # `args`, and others such as `value`
     links = {"__cause__": value.cause, "__context__": value.context, "__traceback__": value.traceback if value.seen else None}
     return with_attributes(ep, name, {**value.attrs, **{k: v for k, v in links.items() if v is not None}})
 

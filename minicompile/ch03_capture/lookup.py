@@ -48,6 +48,11 @@ def python_method(cls: type, name: str):
     return found if isinstance(found, types.FunctionType) else None
 
 
+def class_in_c(cls: type) -> type:
+    """The class written in C that a class of the program is derived from, or the class itself."""
+    return next(base for base in cls.__mro__ if not base.__flags__ & HEAP_TYPE)
+
+
 def is_plain_tuple(cls: type) -> bool:
     """Whether tuples of this class are looked at as a `TupleVal` is: by no code of the program."""
     return cls is tuple or cls.__hash__ is not None and not any(python_method(cls, name) for name in TUPLE_METHODS)

@@ -81,12 +81,13 @@ static PyObject* mc_launch(PyObject* self, PyObject* const* args, long n) {
   return &_Py_NoneStruct;
 }
 
-static void mc_drop(PyObject* capsule) {
-  mc_kernel* kernel = (mc_kernel*)PyCapsule_GetPointer(capsule, nullptr);
+static void mc_free(mc_kernel* kernel) {
   dlclose(kernel->library);
   Py_DecRef(kernel->data_ptr);
   PyMem_Free(kernel);
 }
+
+static void mc_drop(PyObject* capsule) { mc_free((mc_kernel*)PyCapsule_GetPointer(capsule, nullptr)); }
 
 // A function holds its kernel, and with it one of the references to the library that `dlopen` counts: with the last function of a file the
 // library is closed. The definition of a function lies in what the function holds; CPython promises to look at it no more when it
@@ -108,9 +109,7 @@ extern "C" PyObject* mc_function(const char* path, const char* name, int tensors
   Py_IncRef(data_ptr);
   PyObject* capsule = PyCapsule_New(kernel, nullptr, mc_drop);
   if (!capsule) {
-    dlclose(library);
-    Py_DecRef(data_ptr);
-    PyMem_Free(kernel);
+    mc_free(kernel);
     return nullptr;
   }
   PyObject* function = PyCFunction_NewEx(&kernel->definition, capsule, nullptr);

@@ -20,7 +20,6 @@ import collections
 import types
 
 from ...ch02_guards.guards import class_lookup
-from ...ch02_guards.identity import HEAP_TYPE
 from ...ch02_guards.sources import AttrSource
 from ..attributes import GETATTR, SETATTR, get_attribute
 from ..class_attributes import C_DESCRIPTORS
@@ -28,7 +27,7 @@ from ..descriptors import bind_attribute, bind_to_class, no_attribute
 from ..effects import changed
 from ..exceptions import user_error
 from ..interpreter import read_cell
-from ..lookup import MISSING, lookup, python_method
+from ..lookup import MISSING, class_in_c, lookup, python_method
 from ..operations import scalar_of
 from ..tracer import bases, guard, unsupported
 from ..values import (
@@ -165,7 +164,7 @@ def exception_attribute(tx, value, name):
         return value.args[0] if value.args else NONE
     if name in ("message", "exceptions") and issubclass(value.cls, BaseExceptionGroup):
         return value.args[0] if name == "message" else TupleVal(items=list(value.args[1].items))
-    if (ExcVal, name) in FIELDS or name == "__class__" or found is MISSING and not fallback_of(value.cls):
+    if (ExcVal, name) in FIELDS or name == "__class__" or found is MISSING and lookup(value.cls, "__getattr__") is MISSING:
         return plain_attribute(tx, value, name)
     if isinstance(found, types.MemberDescriptorType) and issubclass(value.cls, NAMING):
         if name == "msg" and len(value.args) == 1:
@@ -178,12 +177,7 @@ def exception_attribute(tx, value, name):
 
 def is_of_program(cls, name, found) -> bool:
     """Whether a class of the program has its own attribute of this name, in place of Python's."""
-    in_c = next(c for c in cls.__mro__ if not c.__flags__ & HEAP_TYPE)
-    return found is not MISSING and name != "__dict__" and found is not class_lookup(in_c, name)
-
-
-def fallback_of(cls) -> bool:
-    return lookup(cls, "__getattr__") is not MISSING
+    return found is not MISSING and name != "__dict__" and found is not class_lookup(class_in_c(cls), name)
 
 
 # %% [markdown]
