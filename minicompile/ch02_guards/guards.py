@@ -36,7 +36,6 @@
 # the conditions as Python text, each with its explanation.
 
 # %%
-import fractions
 import gc
 import math
 import re
@@ -253,12 +252,7 @@ def said_of_constant(g) -> str:
     return f"{g.source} is the {type(e).__name__} {said}" if said == str(g.source) else f"{g.source} == {said}"
 
 
-def as_it_was(constant):
-    """The fields of a fraction can be set, so a guard compares with a copy."""
-    return fractions.Fraction(constant) if type(constant) is fractions.Fraction else held(constant)
-
-
-@guard_kind("CONSTANT_MATCH", said_of_constant, as_it_was, looks_of_constant)
+@guard_kind("CONSTANT_MATCH", said_of_constant, held, looks_of_constant)
 def constant_match(g, x, const):
     e = g.expected
     why = lambda v: changed_in_words(g.source, strongly(e), v)

@@ -31,7 +31,6 @@
 import collections
 import datetime
 import decimal
-import fractions
 import functools
 import itertools
 import operator
@@ -512,7 +511,7 @@ NUMPY_SCALARS = frozenset(type(numpy.zeros((), k)[()]) for k in numpy.typecodes[
 NUMBERS = frozenset((int, float)) | {scalar for scalar in NUMPY_SCALARS if issubclass(scalar, (numpy.integer, numpy.floating))}
 NUMPY_TYPES = frozenset(type(numpy.dtype(scalar)) for scalar in NUMPY_SCALARS)
 IMMUTABLE = NUMPY_SCALARS | NUMPY_TYPES | {
-    re.Pattern, re.Match, fractions.Fraction, decimal.Decimal, datetime.timedelta, datetime.date,
+    re.Pattern, re.Match, decimal.Decimal, datetime.timedelta, datetime.date,
     datetime.datetime}
 
 

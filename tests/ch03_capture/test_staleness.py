@@ -5,6 +5,7 @@ import dataclasses
 import enum
 import fractions
 import functools
+import numbers
 import operator
 import types
 
@@ -979,6 +980,30 @@ def test_facts_of_what_seems_fixed(make, read, write, monkeypatch):
             seen.append(function(thing, torch.ones(2))[1])
         torch.nn.Identity.__name__ = "Identity"
         assert seen[0] == seen[1]
+
+
+def test_a_fraction_is_made_in_each_call():
+    """Its fields can be set, and it holds objects whose comparison may raise."""
+    class Numerator:
+        denominator = 1
+        numerator = property(lambda self: self)
+
+        def __lt__(self, other):
+            raise AssertionError
+        __eq__ = __lt__
+
+    numbers.Rational.register(Numerator)
+
+    def f(x):
+        third, strange = fractions.Fraction(1, 3), fractions.Fraction(Numerator())
+        print(end="")
+        before = third.numerator
+        third._numerator = 7
+        print(end="")
+        return x + before, third, third.numerator, type(strange.numerator)
+    compiled = minicompile.compile(f, backend="eager")
+    for _ in range(3):
+        assert compiled(torch.ones(2))[1:] == f(torch.ones(2))[1:] and compiled(torch.ones(2))[0][0] == 2
 
 
 def increased(x):
