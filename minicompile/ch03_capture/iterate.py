@@ -29,13 +29,14 @@ import weakref
 import torch
 
 from ..ch02_guards.sources import OVER_DICTS, LocalSource, RestSource, TurnSource, rest_of_loop, sources_of_loop
+from ..errors import SkipFrame
 from .effects import changed
 from .exceptions import interprets, user_error, user_errors
 from .interpreter import advance, let_go, unless_raised
 from .keys import entries
 from .lookup import MISSING, lookup, python_method
 from .protocol import operate, special
-from .tracer import Tracer, guard, unsupported
+from .tracer import Tracer, guard, location, unsupported
 from .values import (
     AbstractValue, Const, DictVal, GenVal, IterVal, Lazy, ListVal, ObjVal, SetVal, TupleVal, ViewVal, const, describe)
 from .wrap import realize, wrap
@@ -95,6 +96,9 @@ class natively:
 # object whose class has a `__next__`. An exhausted iterator stays exhausted, even if its list grows
 # afterwards, so it lets go of it. A `zip` does not: asked again, it asks its own iterators again. What is `STEADY` has no position but
 # that of its own iterators and how many items it gave.
+#
+# In Python 3.11 a comprehension is a function, and where its caller runs eagerly, a frame of its own whose argument is a real iterator. A
+# break at each turn would cost more than the turns do, so it runs as it is, unless it goes over modules.
 
 # %%
 def next_value(tx: Tracer, iterator: AbstractValue) -> AbstractValue | None:
@@ -112,7 +116,12 @@ def next_value(tx: Tracer, iterator: AbstractValue) -> AbstractValue | None:
         return advance(tx, iterator)
     if type(iterator) is ObjVal and python_method(iterator.cls, "__next__"):
         return unless_raised(StopIteration, lambda: special(tx, iterator, "__next__"))
+    if type(iterator) is ObjVal and iterator.source == COMPREHENDED and not any(map(has_module, rest_of_loop(iterator.real) or ())):
+        raise SkipFrame("a comprehension over what its caller gives", location(tx))
     unsupported(tx, f"next() of {describe(iterator)}")
+
+
+COMPREHENDED = LocalSource(".0")                 # the argument of a comprehension, which is a function in Python 3.11
 
 
 PLAIN_ITERATORS = (type(iter([])), type(iter(())), type(reversed([])))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import minicompile
+from minicompile import logs
 from tests.recorders import Captures
 
 
@@ -640,3 +641,20 @@ def rows_of_a_range():
 
 def test_ranges_as_indices_need_no_version_for_each_length():
     count(rows_of_a_range, 2)
+
+
+@pytest.mark.filterwarnings("ignore:minicompile. .*recompile_limit")
+def test_comprehensions_beyond_the_limit_run_as_they_are(monkeypatch):
+    """In Python 3.11 they are frames, whose iterator is a real one: they were broken at each turn."""
+    def program(cache):
+        keys = torch.cat([k for k, _ in cache])
+        return keys, {i: v * 2 for i, (_, v) in enumerate(cache)}, sorted({v.shape[0] for _, v in cache})
+
+    captured = []
+    monkeypatch.setattr(logs, "watchers", [
+        lambda kind, **data: captured.append(data["state"].code.co_name) if kind == "captured" else None])
+    compiled = minicompile.compile(program, backend="eager")
+    for size in range(1, 14):
+        cache = [(torch.randn(2), torch.randn(3)) for _ in range(size)]
+        torch.testing.assert_close(compiled(cache), program(cache), rtol=0, atol=0)
+    assert captured == ["program"] * minicompile.config.recompile_limit
