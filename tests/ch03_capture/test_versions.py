@@ -164,6 +164,24 @@ def test_where_scalars_of_numpy_differ_from_numbers():
     count(lambda: (lambda x, s: (s * x, s), lambda i: (torch.arange(3), np.bool_(i % 2))), 0, breaks=1)
 
 
+def test_scalars_of_numpy_that_indexing_mistakes():
+    def outcome(f, *args):
+        try:
+            return f(*args).tolist()
+        except (IndexError, TypeError) as error:
+            return type(error)
+
+    def stored(x, v):
+        x[0:1] = v
+        return x
+    uses = [stored, lambda x, v: x[[v]], lambda x, v: x[:, v], lambda x, v: x[:v], lambda x, v: x[v, v]]
+    for use in uses:
+        for kind in (np.float32, np.float16, np.float64, np.bool_, np.uint8, np.int32, np.int64):
+            minicompile.reset()
+            expected, found = (outcome(f, torch.ones(3, 4), kind(1)) for f in (use, minicompile.compile(use, backend="eager")))
+            assert found == expected, kind
+
+
 def test_an_array_that_shares_its_memory():
     array, step = np.zeros(3), torch.ones(3)
 

@@ -200,7 +200,8 @@ def item_of_object(tx, self, key):
 # `x[:, n:n+1]` and removes the dimension of length one. It does so only after it has asked whether `n` is
 # in range, because a slice that is out of range is empty, and not an error. `dim` counts the dimensions of
 # the tensor, and `out` those of the result; `picked` are the ones to be removed. Tensors of indices come later, as in
-# PyTorch's own indexing: `x[n, rows]` is `x[n][rows]`, and `x[rows, n]` is `x[:, n][rows]`.
+# PyTorch's own indexing: `x[n, rows]` is `x[n][rows]`, and `x[rows, n]` is `x[:, n][rows]`. Some scalars of NumPy are no numbers for
+# indexing, though they are for operators: these are eager's (`check_scalars`).
 
 # %%
 def select_symbolic(tx, tensor, key) -> tuple | None:
@@ -237,6 +238,21 @@ def is_index_tensor(value) -> bool:
     return type(value) is TensorVal and value.fake.dim() > 0 and value.fake.dtype in (torch.int64, torch.int32)
 
 
+MISTAKEN = (numpy.bool_, numpy.float16, numpy.float32, numpy.complex64, numpy.unsignedinteger)
+
+
+def check_scalars(tx, *values):
+    """Indexing knows fewer of NumPy's scalars than operators do: it refuses `x[0] = numpy.float32(1)`, for one."""
+    for value in values:
+        kind = type(value)
+        if kind in (TupleVal, ListVal):
+            check_scalars(tx, *(realize(tx, item) for item in entries(tx, value)))
+        elif kind is SliceVal:
+            check_scalars(tx, value.start, value.stop, value.step)
+        elif kind in (Const, SymVal) and issubclass(value.cls, MISTAKEN):
+            unsupported(tx, f"{value.cls.__name__} of NumPy in the indexing of a tensor, which may refuse it")
+
+
 def with_ranges(tx, tensor, key):
     """The key with a tensor in the place of each range whose ends vary: PyTorch makes one of it, for which it would look at the numbers."""
     if type(key) is TupleVal:
@@ -247,6 +263,7 @@ def with_ranges(tx, tensor, key):
 
 @method(TensorVal, "__getitem__")
 def item_of_tensor(tx, self, key):
+    check_scalars(tx, key)
     key = with_ranges(tx, self, key)
     place, left = select_symbolic(tx, self, key) or (self, key)
     return place if place is not self and type(left) is Const else emit(tx, operator.getitem, [place, left])
@@ -254,6 +271,7 @@ def item_of_tensor(tx, self, key):
 
 @method(TensorVal, "__setitem__")
 def store_in_tensor(tx, self, key, value):
+    check_scalars(tx, key, value)
     key = with_ranges(tx, self, key)
     emit(tx, operator.setitem, [*(select_symbolic(tx, self, key) or (self, key)), value])
 
