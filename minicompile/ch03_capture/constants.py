@@ -11,6 +11,7 @@
 
 # %%
 import contextlib
+import math
 
 import torch
 from torch.utils import _pytree as pytree
@@ -197,4 +198,4 @@ def from_constants(target, args, kwargs):
             normal = all(map(is_normal, (*args, *kwargs.values(), real)))
     except Exception:
         return None
-    return real if isinstance(real, torch.Tensor) and not real.is_complex() and bool(real.isfinite()) and normal else None
+    return real if isinstance(real, torch.Tensor) and not real.is_complex() and math.isfinite(real.item()) and normal else None

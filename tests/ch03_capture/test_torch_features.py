@@ -3646,6 +3646,17 @@ class Sampler(torch.nn.Module):
         return x, times, rows.tolist(), columns.sum().item(), starts, float(torch.tensor([2.5])), bool(torch.ones(1)), levels
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64, torch.bfloat16])
+def test_numbers_of_constants_of_each_dtype(dtype):
+    """PyTorch says of few dtypes whether a tensor of them is finite."""
+    def f(x):
+        small = torch.tensor(2.5).to(dtype)
+        return small.clone().float() + x, small
+
+    got, want = (g(torch.ones(3)) for g in (minicompile.compile(f, backend="eager", fullgraph=True), f))
+    assert got[1].dtype == dtype and got[0].equal(want[0]) and got[1].float().equal(want[1].float())
+
+
 def test_numbers_of_tensors_of_constants():
     compiled, x = minicompile.compile(Sampler(), backend="eager", fullgraph=True), torch.ones(2)
     for _ in range(2):
