@@ -1,5 +1,6 @@
 """Programs in long loops: what makes no new version. Each runs many times on fresh objects, with eager's answers, in a few versions."""
 import datetime
+import enum
 import functools
 import math
 import sys
@@ -162,6 +163,17 @@ def test_where_scalars_of_numpy_differ_from_numbers():
     with np.errstate(all="ignore"):
         count(lambda: (lambda x, s: (x + 1, 1 / s, s ** 0.5, s // 2), lambda i: (torch.ones(2), np.float64(2 - i))), 4, calls=4)
     count(lambda: (lambda x, s: (s * x, s), lambda i: (torch.arange(3), np.bool_(i % 2))), 0, breaks=1)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, int, enum.IntEnum("Place", ["first"])])
+def test_an_array_of_numpy_at_positions_of_other_classes(kind):
+    array, square, place = np.arange(3.0), np.arange(6.0).reshape(2, 3), kind(1)
+    uses = [lambda x: x * array[place], lambda x: x * square[place, 0], lambda x: x * square[place][place] + array[kind(1)]]
+    for f in uses:
+        compiled = minicompile.compile(f, backend="eager")
+        for _ in range(2):
+            assert compiled(torch.ones(2)).tolist() == f(torch.ones(2)).tolist()
+            array[1], square[1] = 5, 7
 
 
 def test_scalars_of_numpy_that_indexing_mistakes():

@@ -187,8 +187,9 @@ def item_of_object(tx, self, key):
         return call(tx, wrap(tx, own), [self, key]) if type(own) is types.FunctionType and own.__module__ != "typing" else NotImplemented
     if self.cls is numpy.ndarray and not written_storages(tx):               # which may be its memory, seen as a tensor
         with contextlib.suppress(NotConstant), user_errors():
-            if type(found := self.real[index := as_python(tx, key)]) in NUMPY_SCALARS:
-                return wrap(tx, found, part(CallSource, self.source, "__getitem__", (index,)))
+            if type(found := self.real[index := as_python(tx, key)]) in NUMPY_SCALARS:      # at whole numbers, of whatever class
+                place = tuple(map(operator.index, index if isinstance(index, tuple) else (index,)))
+                return wrap(tx, found, part(CallSource, self.source, "__getitem__", (place,)))
     return NotImplemented
 
 
