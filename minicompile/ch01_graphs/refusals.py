@@ -54,7 +54,7 @@ def check_devices(device: torch.device, operands) -> None:
 # Words of refusals that are about dtypes and memory, not about the numbers in the tensors, which are zeros here
 ABOUT_KINDS = re.compile("not implemented for|unsupported operation|for input.numel|support|dtype|scalar type|boolean|[Bb]ool"
                    "|same (data ?)?type|can't be cast|inputs to be|should be the same|long tensor|without overflow|destination dtypes"
-                   "|negative integer powers")
+                   "|negative integer powers|argument alpha")
 ABOUT_BOTH = re.compile("expected to have the same dtype|must have the same scalar type|with different dtypes|Found dtype")
 TRIED_BYTES = 1 << 20
 _ACCEPTED: set = set()                  # calls, up to shapes and numbers, that a kernel has not refused

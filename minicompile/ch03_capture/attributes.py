@@ -64,7 +64,7 @@ from .interpreter import unless_raised
 from .keys import entries
 from .lookup import MISSING, lookup, python_method
 from .tensors import tensor_attribute
-from .tracer import PYTHON, Tracer, call, guard, unsupported
+from .tracer import PYTHON, Tracer, call, guard, plain_python, unsupported
 from .values import (
     AbstractValue, Const, DELETED, DictVal, ListVal, NONE, ObjVal, SetVal, SymVal, Table, TensorVal, TupleVal, const, describe, is_class)
 from .wrap import part, realize, wrap
@@ -120,9 +120,24 @@ def get_plainly(tx, obj, name):
         return get_attribute(tx, obj, name)
     found = found_attribute(tx, obj, name)
     if found is None:
+        if name not in obj.attrs and is_found_in_c(obj.real, name):
+            plain_python(tx, f"the attribute {name} of a {obj.cls.__qualname__} object, which its class finds in C")
         guard_bare(tx, obj, name)
         no_attribute(obj.cls, name)
     return found
+
+
+def is_found_in_c(real, name: str) -> bool:
+    """Whether an object has an attribute that lies in no dictionary, as a decimal context its flags."""
+    read = type(real).__getattribute__
+    in_c = isinstance(read, types.WrapperDescriptorType) and read is not object.__getattribute__
+    if real is None or not in_c or isinstance(real, type | types.ModuleType):
+        return False
+    try:
+        read(real, name)
+    except AttributeError:
+        return False
+    return True
 
 
 # %% [markdown]

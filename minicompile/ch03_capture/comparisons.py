@@ -36,7 +36,7 @@ from .tensors import emit
 from .tracer import Tracer, call, location, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, ExcVal, ListVal, MethodName, MethodVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SymVal,
-    TRUE, TensorVal, TupleVal, ViewVal, boolean, const, describe, is_identity)
+    TRUE, TensorVal, TupleVal, ViewVal, boolean, const, describe, is_identity, specialize)
 from .varying import varies_in
 from .wrap import realize, wrap
 
@@ -336,6 +336,8 @@ def compare_plain(tx, symbol, function, a, b):
         return boolean(symbol == "!=")
     if TensorVal in (type(a), type(b)):
         return emit(tx, function, [a, b])
+    if decimal.Decimal in (a.cls, b.cls):                    # which equals numbers, and is none that a symbol knows
+        return fold(tx, function, [specialize(a), specialize(b)])
     try:
         answer = function(*(v.sym if type(v) is SymVal else v.value for v in (a, b)))
         return const(numpy.bool_(bool(answer))) if a.cls in NUMPY_SCALARS or b.cls in NUMPY_SCALARS else boolean(answer)

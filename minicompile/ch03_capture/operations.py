@@ -74,10 +74,9 @@ def fold(tx: Tracer, function, args, kwargs=None, reason: str | None = None) -> 
         if reason is None:
             raise
         unsupported(tx, reason)
-    with user_errors():
+    decimals = function is decimal.Decimal or decimal.Decimal in map(type, python_args)
+    with user_errors(), noted_signals(tx) if decimals else contextlib.nullcontext():
         result = function(*python_args, **python_kwargs)
-    if decimal.Decimal in map(type, python_args):
-        answer(tx, decimal_context)
     return wrap_constant(tx, result)
 
 
@@ -94,6 +93,26 @@ def decimal_context() -> tuple:
     """What the arithmetic of decimal numbers depends on."""
     now = decimal.getcontext()
     return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, *now.traps.values()
+
+
+def has_signalled(*signals) -> bool:
+    return all(decimal.getcontext().flags[signal] for signal in signals)
+
+
+@contextlib.contextmanager
+def noted_signals(tx: Tracer):
+    """Arithmetic of decimal numbers reads the context and raises flags there. A flag stays raised until the program lowers it, so a
+    guard that it is raised is all that a later call needs."""
+    flags = decimal.getcontext().flags
+    before = dict(flags)
+    flags.update(dict.fromkeys(flags, False))
+    try:
+        yield
+    finally:
+        answer(tx, decimal_context)
+        if raised := [signal for signal, flag in flags.items() if flag]:
+            answer(tx, has_signalled, *raised)
+        flags.update({signal: True for signal, flag in before.items() if flag})
 
 
 # %% [markdown]
@@ -263,8 +282,8 @@ def of_bits(symbol: str, bits: int) -> tuple | None:
 # %%
 def of_scalars(tx, symbol: str, a: AbstractValue, b: AbstractValue) -> SymVal | None:
     """a <symbol> b for symbolic numbers of which one is an `np.float64` or `np.int64`; None where that is not the arithmetic of Python."""
-    exact = symbol in ("+", "-") or symbol in ("//", "%") and type(b) is Const and b.value > 0
-    if numpy.int64 in (a.cls, b.cls) and {a.cls, b.cls} <= {numpy.int64, int} and exact:
+    if numpy.int64 in (a.cls, b.cls) and {a.cls, b.cls} <= {numpy.int64, int} and (
+            symbol in ("+", "-") or symbol in ("//", "%") and type(b) is Const and b.value > 0):
         return scalar_of(binary(tx, symbol, *(scalar_of(v, None) for v in (a, b))), numpy.int64)
     if numpy.float64 not in (a.cls, b.cls) or not {a.cls, b.cls} <= {numpy.float64, float, int} or symbol not in ("+", "-", "*", "/", "**"):
         return None

@@ -19,6 +19,7 @@
 # %%
 import enum
 import functools
+import linecache
 import types
 import weakref
 
@@ -53,6 +54,8 @@ BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.Function
 def wrap(tx: Tracer, real, source: Source | None = None) -> AbstractValue:
     """The value for a real object found at `source` (None: a constant of the trace, not guarded)."""
     kind = type(real)
+    if type(kind) is not type or type in kind.__mro__:
+        refuse_own_equality(tx, real, kind)
     if kind in CONSTANT_TYPES:
         if source is not None:
             if kind in NUMBERS and varies(tx, source):
@@ -76,6 +79,13 @@ def wrap(tx: Tracer, real, source: Source | None = None) -> AbstractValue:
     tx.objects.tracked[id(real)] = value
     tx.objects.keep.append(real)
     return value
+
+
+def refuse_own_equality(tx: Tracer, real, kind: type):
+    """Classes are keys in tables of the trace. A metaclass with an `__eq__` makes them unhashable, or two of them one key."""
+    for metaclass in (type(kind), kind, real) if type in kind.__mro__ else (type(kind),):
+        if issubclass(metaclass, type) and (metaclass.__hash__ is not type.__hash__ or metaclass.__eq__ is not type.__eq__):
+            unsupported(tx, "a metaclass that says which classes are equal")
 
 
 def wait(tx: Tracer, real, source: Source) -> Const:
@@ -206,6 +216,8 @@ def is_bound(function) -> bool:
 def build(tx, real, kind, source) -> AbstractValue:
     if kind in weakref.ProxyTypes:
         unsupported(tx, "a weak proxy, which speaks for an object that may be dead")
+    if real is linecache.cache:
+        unsupported(tx, "the lines that linecache keeps, to which compiling adds some")
     if issubclass(kind, super):
         unsupported(tx, "a super object, whose attributes are not those of its class")
     if isinstance(real, torch.Tensor):

@@ -166,6 +166,8 @@ REFUSED = {
     "addcdiv of integers": "torch.addcdiv(I, I, I)", "value of uint8": "torch.full_like(I8.to(torch.uint8), -300)",
     "beyond the memory": "X.as_strided((3, 3), (2, 1))", "two dtypes in index_put": "X.index_put((I[0],), H[0])",
     "float as result of integers": "I.clone().add_(0.5)", "division of integers in place": "I.clone().div_(2)",
+    "multiples of bools": "B.add(B, alpha=1.5)", "multiples of integers": "I.clone().add_(I, alpha=1.5)",
+    "complex multiples": "X.sub(X, alpha=1j)",
     "integers to bool": "B.clone().add_(I[0])", "negative power of integers": "I ** -1",
     "dim": "X.sum(2)", "select": "X[2]", "product": "X @ torch.ones(3, 2)",
     "view": "X.t().view(-1)", "bits of a bool": "~X", "shift of floats": "X << 1",

@@ -3,8 +3,10 @@ import abc
 import collections
 import contextlib
 import dataclasses
+import decimal
 import functools
 import itertools
+import linecache
 import operator
 import types
 import typing
@@ -548,3 +550,106 @@ def test_what_a_metaclass_says_is_asked_in_each_call():
         ASKED.clear()
         results.append([(function(torch.ones(2))[1], list(ASKED)) for _ in range(3)])
     assert results[0] == results[1]
+
+
+def of_equal_classes(hashed, k):
+    class ByName(type):
+        def __eq__(self, other):
+            return self.__name__ == other.__name__
+        if hashed:
+            def __hash__(self):
+                return hash(self.__name__)
+
+    class Sized(metaclass=ByName):
+        def __len__(self):
+            return k
+    return Sized()
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_classes_that_are_equal_or_have_no_hash(hashed):
+    def f(x, a, b):
+        return x + len(a), len(b), type(a) is type(b), type(a)().__len__()
+
+    compiled, one, two = minicompile.compile(f, backend="eager"), of_equal_classes(hashed, 1), of_equal_classes(hashed, 2)
+    for a, b in ((one, two), (two, one), (one, one), (two, one)):
+        (x, *got), (y, *expected) = compiled(torch.ones(2), a, b), f(torch.ones(2), a, b)
+        assert torch.equal(x, y) and got == expected
+
+
+def test_a_context_of_decimal_numbers():
+    """Its class finds the flags in C, and arithmetic raises them."""
+    def f(x, context):
+        with decimal.localcontext(context) as inner:
+            inner.traps[decimal.InvalidOperation] = False
+            third, flags = decimal.Decimal(1) / 3, dict(inner.flags)
+            inner.clear_flags()
+            exact, unordered = decimal.Decimal(1) / 4, decimal.Decimal("NaN") < 1
+            try:
+                context.missing
+            except AttributeError:
+                x = x + 1
+            return x, third, flags, exact, unordered, dict(inner.flags), hasattr(context, "traps"), hasattr(context, "missing")
+
+    compiled = minicompile.compile(f, backend="eager")
+    for precision in (5, 5, 7, 5):
+        (x, *got), (y, *expected) = (function(torch.ones(2), decimal.Context(prec=precision)) for function in (compiled, f))
+        assert torch.equal(x, y) and got == expected
+
+
+@typing.runtime_checkable
+class Numbered(typing.Protocol):
+    number: int
+
+
+class Raising(abc.ABC):
+    @classmethod
+    def __subclasshook__(cls, other):
+        raise KeyError("hook")
+
+
+@pytest.mark.parametrize("ask", [
+    lambda: issubclass(Recorder, Numbered), lambda: isinstance(Recorder(), Numbered), lambda: issubclass(Recorder, Raising),
+    lambda: isinstance(Recorder(), Raising)])
+def test_questions_about_classes_that_raise(ask):
+    def f(x):
+        try:
+            return x + 1, ask()
+        except (TypeError, KeyError) as error:
+            return x + 2, str(error)
+
+    compiled = minicompile.compile(f, backend="eager")
+    for _ in range(2):
+        (x, got), (y, expected) = compiled(torch.ones(2)), f(torch.ones(2))
+        assert torch.equal(x, y) and got == expected
+
+
+def test_lines_of_files_among_which_are_ours():
+    def f(x):
+        linecache.clearcache()
+        return x + 1, linecache.getline(__file__, 1), len(linecache.cache) > 0
+
+    compiled = minicompile.compile(f, backend="eager")
+    for _ in range(3):
+        assert compiled(torch.ones(2))[1:] == f(torch.ones(2))[1:]
+
+
+def test_the_rest_of_a_division_by_a_complex_number():
+    def f(x, n):
+        return x + n, n % 1j
+
+    compiled = minicompile.compile(f, backend="eager", dynamic=True)
+    for n in (3, 2.5):
+        for function in (f, compiled):
+            with pytest.raises(TypeError, match="can't mod complex|unsupported operand"):
+                function(torch.ones(2), n)
+
+
+def test_a_number_that_varies_is_a_decimal_number():
+    def f(x, n):
+        three = decimal.Decimal(3)
+        return x + n, n == three, three != n, n < three, three >= n
+
+    compiled = minicompile.compile(f, backend="eager", dynamic=True)
+    for n in (3, 2, 4, 3, 2.5, 3.0):
+        assert compiled(torch.ones(2), n)[1:] == f(torch.ones(2), n)[1:]

@@ -22,7 +22,7 @@ import types
 import torch
 
 from ...ch02_guards.identity import is_long_lived, module_name
-from ...errors import SkipFrame
+from ...errors import SkipFrame, Unsupported
 from ..attributes import get_attribute, has_attribute, set_attribute
 from ..builders import as_python
 from ..calls import HANDLED, guard_function, handles, keywords_of
@@ -429,7 +429,9 @@ def is_instance(tx, value, classes):
         if type(value) in (TensorVal, ObjVal) and real is not None:
             return boolean(isinstance(real, classes))
         return boolean(issubclass(value.cls, classes))
-    except TypeError:
+    except Unsupported:
+        raise
+    except Exception:
         unsupported(tx, "isinstance() with a second argument that does not tell")
 
 
@@ -459,7 +461,10 @@ def is_subclass(tx, cls, classes):
     if isinstance(real, type):
         bases(tx, real)
     if asks(answers) and isinstance(real, type) and real not in tx.classes.made:
-        return boolean(answer(tx, issubclass, real, answers))
+        try:
+            return boolean(answer(tx, issubclass, real, answers))
+        except Exception:
+            unsupported(tx, "issubclass() that raises")
     return fold(tx, issubclass, [cls, classes])
 
 
