@@ -19,13 +19,13 @@
 # %%
 import torch
 
-from ..ch01_graphs.symbolic import Symbol, coefficient, product, substitute, symbols
+from ..ch01_graphs.symbolic import Symbol, coefficient, product, substitute
 from ..ch07_loops.ir import Value
 from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource
 from ..ch08_fusion.values import LinkedKernel, link, relink
-from .lanes import close_lanes, half_blocks, interior, tabulate
-from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, direct_variable, for_, fresh, index_text, lane_block,
-                    lane_headers, least_work, of_loop, shared, size_text, store_lines, taken_off, unnamed, vote)
+from .lanes import TILE, close_lanes, half_blocks, interior, jumping, read_ahead, tabulate
+from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, direct_variable, for_, lane_block,
+                    lane_headers, least_work, shared, size_text, store_lines, taken_off, unnamed, vote)
 from .ops import BITS, HALVES, memory_type
 from .reductions import emit_reductions
 
@@ -38,9 +38,6 @@ from .reductions import emit_reductions
 # later. So the nest is *tiled*: it finishes squares small enough that their lines are still in the cache.
 
 # %%
-TILE = 32
-
-
 def crossing_variable(e: Emitter, lane: Symbol, outer: tuple[Symbol, ...]) -> Symbol | None:
     """The variable along which accesses that jump with the lane are contiguous."""
     indices = [v.index for v in e.graph.values if v.op == "load"] + [s.index for s in e.graph.stores]
@@ -52,11 +49,7 @@ def crossing_variable(e: Emitter, lane: Symbol, outer: tuple[Symbol, ...]) -> Sy
 # %% [markdown]
 # In `x + y.t()` one operand jumps. `crossing_variable` finds the variable along which such an access would be
 # contiguous, and the nest is written in squares of `TILE` by twice that: two loops over squares, and inside of
-# them the two variables.
-#
-# Rows that are a power of two apart fall into the same few places of the cache and drive each other out: of a matrix of 1,024 by 1,024
-# a column is read from memory, element by element. So what jumps is first copied to a block, along the variable in which it is contiguous
-# (`read_ahead`), and jumps in the block, whose rows are an odd number of elements apart. A transposition takes 0.3 ms in place of 3.
+# them the two variables. What jumps is first copied to a block (`read_ahead` in `lanes.py`).
 
 # %%
 def emit_tiled(e: Emitter, function: Scope, lane: Symbol, other: Symbol, outer: tuple[Symbol, ...]) -> None:
@@ -66,9 +59,7 @@ def emit_tiled(e: Emitter, function: Scope, lane: Symbol, other: Symbol, outer: 
     nest = child(rows, outer)
     inner = child(nest, (lane,))
     tabulate(e, function, nest, lane, outer)
-    for load in [v for v in e.graph.values if v.op == "load" and v.mask is None and coefficient(v.index, other) == 1
-                 and coefficient(v.index, lane) not in (0, 1) and symbols(v.index).isdisjoint(e.graph.symbols)]:
-        read_ahead(e, rows, load, lane, other)
+    read_ahead(e, rows, jumping(e, e.graph.values, lane, other), lane, Symbol("lane0").expr, "count", other, ("tile0", "tile1"))
     store_lines(e, e.graph.stores, inner)
     close(inner, [SIMD, for_("lane", "count")], [f"const int64_t {lane.name} = lane0 + lane;"])
     size, width = size_text(other.size), size_text(lane.size)
@@ -78,16 +69,6 @@ def emit_tiled(e: Emitter, function: Scope, lane: Symbol, other: Symbol, outer: 
                       f"const int64_t tile1 = {size} - tile0 < {TILE} ? {size} : tile0 + {TILE};"]
     close(nest, [for_(other.name, "tile1", "tile0")])
     close(rows, shared(e, product(v.size for v in (*outer, lane)), loops))
-
-
-def read_ahead(e: Emitter, rows: Scope, load: Value, lane: Symbol, other: Symbol) -> None:
-    """Copy what the tile reads by this load to a block."""
-    block = fresh(e, "block")
-    e.blocks[load] = f"{block}[{TILE + 1}*lane + {other.name} - tile0]"
-    copied = f"{e.blocks[load]} = {e.pointers[load.buffer]}[{index_text(e, load.index, rows)}];"
-    rows.lines += of_loop(e, load.loop, f"{memory_type(load.dtype)} {block}[{2 * TILE * (TILE + 1)}];",
-                          for_("lane", "count") + " {", f"  const int64_t {lane.name} = lane0 + lane;", "  " + SIMD,
-                          f"  {for_(other.name, 'tile1', 'tile0')} {copied}", "}")
 
 
 # %% [markdown]

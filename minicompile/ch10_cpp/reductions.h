@@ -26,13 +26,15 @@ template <class T> MC void mc_row_welford(const T* t, int64_t count, double& mea
   mean += delta * count / all;
   seen = all;
 }
-template <class T> MC void mc_column_welford(T x, T inverse, T& mean, T& m2) {  // inverse = 1 / elements so far
-  const T delta = x - mean;
+// The mean is that of the distances from the first element, so that no digits are lost where it is much larger than the spread.
+template <class T> MC void mc_column_welford(T x, T inverse, T& first, T& mean, T& m2) {  // inverse = 1 / elements so far
+  first = inverse == 1 ? (x - x == 0 ? x : 0) : first;
+  const T distance = x - first, delta = distance - mean;
   mean += delta * inverse;
-  m2 += delta * (x - mean);
+  m2 += delta * (distance - mean);
 }
-template <class T> MC void mc_column_flush(T& mean, T& m2, T count, double& centre, double& spread, double all) {
-  const double gap = mean - centre, share = count / (all + count);
+template <class T> MC void mc_column_flush(T first, T& mean, T& m2, T count, double& centre, double& spread, double all) {
+  const double gap = first - centre + mean, share = count / (all + count);
   centre += gap * share;
   spread += m2 + gap * gap * all * share;
   mean = 0;

@@ -33,7 +33,7 @@ from ..ch07_loops.lazy import linear
 from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.values import elements
 from ..errors import Unsupported
-from .lanes import STEP, close_lanes, half_blocks, tabulate, worth_a_table
+from .lanes import STEP, TILE, close_lanes, half_blocks, jumping, read_ahead, tabulate, worth_a_table
 from .nests import (SIMD, Count, Emitter, Scope, along_lane, best_lane, child, close, compute, direct_variable, for_, fresh, get,
                     index_text, lane_block, lane_headers, of_loop, shared, size_text, store_lines, unnamed)
 from .ops import HALVES, literal, memory_type, register_type
@@ -77,16 +77,37 @@ def unknown(r: Value) -> Unsupported:
 # %%
 def emit_reductions(e: Emitter, function: Scope) -> None:
     """All loops of a kernel with reductions: the lane is a row's own variable, or goes across the rows, of which those of an embedding
-    are summed like this. What then is loaded once for all lanes, as their indices, does not speak for walking along the rows."""
+    are summed like this. What then is loaded once for all lanes, as their indices, does not speak for walking along the rows. Of short
+    rows each vector does more if it goes across them (`ragged`)."""
     kernel = e.kernel
     column_lane, column_vote = best_lane(e, kernel.vars)
     row_lane, row_vote = best_lane(e, kernel.reduction_vars, column_lane)
     length = product(v.size for v in kernel.reduction_vars)
-    short = isinstance(length, int) and length <= 32 and column_lane is not None and column_vote > 0
-    if column_lane is not None and (column_vote > row_vote or short):
+    short = isinstance(length, int) and length <= 32 and column_lane is not None
+    if column_lane is not None and column_vote > row_vote or short and (column_vote > 0 or ragged(e, length, column_lane)):
         emit_columns(e, function, column_lane)
     else:
         emit_rows(e, function, row_lane)
+
+
+# %% [markdown]
+# Of a row of 21 floats, such as the scores of the classes of a pixel, two vectors of eight take 16, and the other five are computed one
+# by one, each with an exponential of its own. Lanes across the rows leave nothing over. Then each load and store jumps, which costs as
+# much as a few additions: for sums of floats, rows stay rows. A softmax over 7, 10 or 19 classes takes a fifth to a half of the time,
+# and less of halves, which are converted sixteen at a time.
+
+# %%
+def ragged(e: Emitter, length: int, across: Symbol) -> bool:
+    """Do rows of this length leave so much work to scalars that lanes `across` them are better, though each load jumps?"""
+    loaded = {v.dtype for v in e.graph.values if v.op == "load"}
+    heavy = any(v.op in HEAVY for v in e.graph.values)
+    if present(across.size) < STEP:
+        return False
+    if not loaded.isdisjoint(HALVES):
+        return length % STEP != 0
+    if any(dtype.itemsize > 4 for dtype in loaded):
+        return heavy and length < STEP // 2
+    return length % (STEP // 2) != 0 and (heavy or any(r.args[0] not in ("sum", "prod") for r in e.graph.reductions))
 
 
 def passes(e: Emitter) -> list[tuple[list[Value], list[Value]]]:
@@ -381,6 +402,10 @@ def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol, stores: bool) -> R
 # lanes are columns, and each lane has an accumulator of its own: an array `acc[lane]`, to which every row is
 # added. Columns are divided among threads in blocks of at most 512, whose accumulators stay in the first-level
 # cache.
+#
+# Of what is contiguous along the rows instead, as the gradient of an image in another layout than its own, the next `TILE` rows of a
+# block are read ahead (`lanes.py`). A softmax over 256 channels whose image is channels-last, and the gradient not, takes a tenth of the
+# time backward.
 
 # %%
 def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
@@ -392,6 +417,9 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
     if twice:
         widest = min(widest, SCRATCH // (length * len(twice) * max(v.dtype.itemsize for v in twice)) // NARROW * NARROW)
     twice, widest = (twice, widest) if widest else ((), 512)
+    last = kernel.reduction_vars[-1]
+    apart = [] if atomic or present(last.size) < TILE else jumping(e, e.graph.values, lane, last)
+    widest = min(widest, 2 * TILE) if apart else widest
     block = lane_block(e, lane, outer, widest)
     blocks, prologue, first, count = lane_headers(lane, block)
     width = block if block is not None else lane.size
@@ -411,6 +439,8 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
                  and lane in o.dims and (worth_a_table(o) or o.op == "indirect")}
         _materialise(e, nest, lane, sorted(ready, key=in_order), width, lanes)
         rows = child(nest, kernel.reduction_vars)
+        ahead, now = child(nest, kernel.reduction_vars[:-1]), set(unnamed(both, nest))
+        read_ahead(e, ahead, [load for load in apart if load in now], lane, first, count, last, ("begin", "end"))
         inner = child(child(rows, ()), (lane,))
         halves = half_blocks(e, inner.parent, () if atomic else dict.fromkeys([*unnamed(both, nest), *stores]), lane)
         compute(e, both, inner)
@@ -432,7 +462,8 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
             lanes(nest, starts)
         rows.lines += [line for s in steps for line in s.each_row]
         close_lanes(e, inner, [] if any(s.mode == "atomic_add" for s in stores) else [SIMD], lane, first, count, halves)
-        _flushed_rows(e, nest, rows, steps, lanes, not any(v.op in HEAVY for v in elements(e.graph, both)))
+        light = not any(v.op in HEAVY for v in elements(e.graph, both))
+        _flushed_rows(e, nest, rows, steps, lanes, TILE if ahead.lines else FLUSH * light, ahead)
         for r, step in zip(reductions, steps):
             nest.names[r] = step.result
     stores = [s for s in e.graph.stores if not e.graph.is_element(s)]
@@ -463,36 +494,38 @@ def _materialise(e: Emitter, nest: Scope, lane: Symbol, values: list[Value], wid
 # %% [markdown]
 # A float that has summed up a million rows has lost digits, and one that has summed up 256 has an error of five times eager's, which
 # adds partial sums of 16. So after every `FLUSH` rows the float accumulators are added to double ones and begin again at zero; with 16
-# and 32 this would take more time than the sums. A loop over blocks of rows, without a condition inside, lets g++ add several rows
-# to an accumulator at once: a sum of a thousand rows of 512 takes three quarters of the time. Where more than additions is done, a counter
-# of rows costs less.
+# and 32 this would take more time than the sums. A loop over blocks of rows has no condition inside: a sum of a thousand rows of 512
+# takes three quarters of the time. Where more than additions is done, a counter of rows costs less.
 
 # %%
-def _flushed_rows(e: Emitter, nest: Scope, rows: Scope, steps: list["ColumnStep"], lanes, light: bool) -> None:
+def _flushed_rows(e: Emitter, nest: Scope, rows: Scope, steps: list["ColumnStep"], lanes, block: int, ahead: Scope) -> None:
     """The loop over the rows. Float accumulators are flushed into double ones, every `FLUSH` rows and at the
-    end. light: additions are what takes time."""
+    end. block: how many rows one of the loops inside has, 0 for all; ahead: what comes in front of such a loop, if not empty."""
     flush = [line for s in steps for line in s.flush]
     counts = [line for s in steps for line in s.each_flush]
-    variables = e.kernel.reduction_vars
-    if flush and light and not counts and len(variables) == 1:
-        (row,), begin, end = variables, fresh(e, "begin"), fresh(e, "end")
-        block, size = child(nest, ()), size_text(row.size)
-        block.lines.append(f"const int64_t {end} = {size} - {begin} < {FLUSH} ? {size} : {begin} + {FLUSH};")
-        close(replace(rows, parent=block), [for_(row.name, end, begin)])
-        lanes(block, flush)
-        close(block, [for_(begin, size, step=FLUSH)])
-        return lanes(nest, [line for s in steps for line in s.end])
+    *others, row = e.kernel.reduction_vars
+    if ahead.lines or flush and block and not counts and not others:
+        size = size_text(row.size)
+        ahead.lines.insert(0, f"const int64_t end = {size} - begin < {block} ? {size} : begin + {block};")
+        close(replace(rows, parent=ahead), [for_(row.name, "end", "begin")])
+        if flush:
+            lanes(ahead, flush)
+            ahead.lines += counts
+        close(ahead, [*(for_(v.name, size_text(v.size)) for v in others), for_("begin", size, step=block)])
+    else:
+        if flush:
+            since = fresh(e, "since")
+            nest.lines.append(f"int64_t {since} = 0;")
+            now = child(rows, ())
+            now.lines.append(f"{since} = 0;")
+            lanes(now, flush)
+            now.lines += counts
+            close(now, [f"if (++{since} == {FLUSH})"])
+        close(rows, [for_(v.name, size_text(v.size)) for v in (*others, row)])
+    end = [line for s in steps for line in s.end]
+    if end:
+        lanes(nest, end)
     if flush:
-        since = fresh(e, "since")
-        nest.lines.append(f"int64_t {since} = 0;")
-        now = child(rows, ())
-        now.lines.append(f"{since} = 0;")
-        lanes(now, flush)
-        now.lines += counts
-        close(now, [f"if (++{since} == {FLUSH})"])
-    close(rows, [for_(v.name, size_text(v.size)) for v in variables])
-    if flush:
-        lanes(nest, [line for s in steps for line in s.end])
         nest.lines += counts
 
 
@@ -524,7 +557,8 @@ class ColumnStep:
 # numbers loses the small ones. So sums and variances count in float for `FLUSH` rows, and are then flushed into a double,
 # which is what `flush` and `each_flush` are for; what the double holds at the end becomes a float once, and not for each
 # element that is divided by it. A maximum loses nothing and needs no flush. The variance divides by
-# the count at each step; the quotient is the same for all columns and is computed once for a row (`each_row`).
+# the count at each step; the quotient is the same for all columns and is computed once for a row (`each_row`). Its mean is that of
+# distances from the first element after a flush: of a float near 10,000 the last place is a thousandth.
 
 # %%
 def _column_step(e: Emitter, r: Value, x: str, long: bool) -> ColumnStep:
@@ -534,15 +568,16 @@ def _column_step(e: Emitter, r: Value, x: str, long: bool) -> ColumnStep:
     t, n = register_type(dtype), fresh(e, "_")
     acc, total = f"acc{n}[lane]", f"total{n}[lane]"
     if kind == "welford":       # running mean within some rows, then merged in double
-        names = [f"{name}{n}" for name in ("mean", "m2", "centre", "spread")[:4 if long else 2]]
-        mean, m2, *total = places = [f"{name}[lane]" for name in names]
-        flush = f"mc_column_flush<{t}>({', '.join([mean, m2, f'count{n}', *total, f'all{n}'])});"
+        names = [f"{name}{n}" for name in ("mean", "m2", "first", "centre", "spread")[:5 if long else 3]]
+        mean, m2, first, *total = [f"{name}[lane]" for name in names]
+        flush = f"mc_column_flush<{t}>({', '.join([first, mean, m2, f'count{n}', *total, f'all{n}'])});"
+        whole = total or (f"{first} + {mean}", m2)
         return ColumnStep(
-            [(kind, name, "0") for kind, name in zip((t, t, "double", "double"), names)],
-            element=[f"mc_column_welford<{t}>({x}, inverse{n}, {mean}, {m2});"],
+            [(kind, name, "0") for kind, name in zip((t, t, t, "double", "double"), names)],
+            element=[f"mc_column_welford<{t}>({x}, inverse{n}, {first}, {mean}, {m2});"],
             result=(mean, m2, f"({t})all{n}" if long else f"count{n}"),
             flush=[flush] if long else [],
-            end=[flush, *(f"{place} = ({t}){whole};" for place, whole in zip(places, total))],
+            end=[*([flush] if long else []), *(f"{place} = ({t})({value});" for place, value in zip((mean, m2), whole))],
             counters=[f"{t} count{n} = 0;", f"double all{n} = 0;"],
             each_row=[f"count{n} += 1;", f"const {t} inverse{n} = 1 / count{n};"],
             each_flush=[f"all{n} += count{n};", f"count{n} = 0;"])
@@ -554,7 +589,7 @@ def _column_step(e: Emitter, r: Value, x: str, long: bool) -> ColumnStep:
     if kind == "sum" and t == "float":
         state = [(t, f"acc{n}", "0"), ("double", f"total{n}", "0")]
         return ColumnStep(state if long else state[:1], [f"{acc} += {x};"], acc,
-                          [f"{total} += {acc};", f"{acc} = 0;"] if long else [], [f"{acc} = (float)({total} + {acc});"])
+                          [f"{total} += {acc};", f"{acc} = 0;"] if long else [], [f"{acc} = (float)({total} + {acc});"] if long else [])
     t = "uint8_t" if dtype is torch.bool else t
     if kind in ("max", "min"):
         value = f"mc_{kind}<{t}>({acc}, ({t}){x})"

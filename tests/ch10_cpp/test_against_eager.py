@@ -200,6 +200,48 @@ def test_what_jumps_in_memory_is_read_ahead(dtype):
         assert any("block" in source.code for source in agree(fn, x, y, z, rtol=0, atol=0))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [(40,), (300,), (3, 70)])
+def test_what_jumps_is_read_ahead_where_columns_are_reduced(rows, dtype):
+    """A block of rows at a time, of several dimensions those of the last."""
+    x = rand(*rows[:-1], 100, rows[-1]).to(dtype).mT                 # the rows are contiguous
+    y, z, dims = rand(*rows, 100, seed=1).to(dtype), rand(*rows, 100, seed=2).to(dtype), tuple(range(len(rows)))
+    for fn in (lambda x, y, z: (x.float() * y * z).sum(dims), lambda x, y, z: torch.var_mean(x.float() + y - z, dims)[0],
+               lambda x, y, z: (x.float() + y * z).amax(dims), lambda x, y, z: z - (x.float() - y).exp().sum(dims) * x):
+        assert any("block" in source.code for source in agree(fn, x, y, z, rtol=1e-4, atol=5e-2))
+    if rows[1:] == ():
+        assert any("block" in source.code for source in agree(lambda x, y, z: (x + y.float() - z).argmax(0), x, y, z))
+
+
+@pytest.mark.parametrize("length", [2, 7, 10, 16, 21])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.uint8])
+def test_the_lanes_go_across_short_rows_that_leave_much_of_a_vector_over(length, dtype):
+    x = (rand(40, length) * 20).to(dtype)
+    functions = [lambda x: x.amax(1), lambda x: x.argmin(1), lambda x: (x.float() + 1).prod(1), lambda x: (x > 3).any(1)]
+    if dtype.is_floating_point:
+        x[3, 1], x[5] = float("nan"), float("-inf")
+        functions = [lambda x: x.softmax(1), lambda x: x.log_softmax(1), lambda x: torch.var_mean(x[6:], 1), *functions]
+    for k, fn in enumerate(functions):
+        (source,) = agree(fn, x, rtol=2e-3 if dtype is torch.float16 else 1e-5, atol=1e-3 if dtype is torch.float16 else 1e-5)
+        across = "const int64_t i0 = lane" in source.code
+        assert k != 0 or across == (length % (16 if dtype is torch.float16 else 8) != 0 and (dtype is not torch.float64 or length < 8))
+
+
+@pytest.mark.parametrize("rows", [2, 50, 65, 1000])
+def test_a_variance_of_columns_is_as_exact_where_the_mean_is_large(rows):
+    for mean in (0, 1e3, 1e5, -3e6):
+        x = (torch.randn(rows, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(rows)) + mean).float()
+        compiled, (source,) = compile_cpp(lambda x: torch.var_mean(x, 0, correction=0), x)
+        assert "mc_column_welford" in source.code
+        for got, exact in zip(compiled(x), torch.var_mean(x.double(), 0, correction=0)):
+            torch.testing.assert_close(got.double(), exact, rtol=2e-6, atol=1e-6)
+    for special in (float("inf"), float("nan"), float("-inf")):
+        for row in (0, rows // 2, rows - 1):
+            x[row] = special
+            agree(lambda x: torch.var_mean(x, 0, correction=0), x, rtol=1e-5, atol=0)
+            x[row] = 1.0
+
+
 @pytest.mark.parametrize("dtype, half", [(torch.float16, "fp16"), (torch.bfloat16, "bf16")])
 @pytest.mark.parametrize("width", [301, 304])
 def test_half_numbers_side_by_side_are_converted_sixteen_at_a_time(dtype, half, width):
