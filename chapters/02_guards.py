@@ -630,9 +630,10 @@ for guard in varying.captured[-1].guards:
 #
 # The versions form a chain. An *entry* is one version: a function that checks its guards and runs its graph, or returns
 # `MISSED` if a guard fails. The first entry is called directly. If its guards fail, `search` tries the others, and
-# at last calls the *tail*, which calls the compiler. It begins with those that have served the same first argument
-# (`order_of_search`), since the blocks of a model share the code of their class, but often not the version. An entry that was
-# asked in vain before is first asked for the guards that failed then, its `question`: usually they fail again.
+# at last calls the *tail*, which calls the compiler. Of entries that were asked in vain before it is known which guards failed then, and
+# usually they fail again. So those come first: a few lines for all entries together (`order_of_search`). Where there are many entries,
+# the search begins with those that have served the same first argument, since the blocks of a model share the code of their class, but
+# often not the version.
 #
 # %show minicompile.ch02_guards.cache.search
 #

@@ -167,18 +167,19 @@ def target_for(function, code, context):
     if marks.is_disabled(function) or code.co_name in EVALUATED:
         return None
     state = hook.kept(states, code)[context] = FrameState(weakref.ref(code), context)
-    state.cache = entries.EntryCache(code.co_name, partial_of(state, on_miss), partial_of(state, FrameState.publish))
+    state.cache = entries.EntryCache(code.co_name, partial_of(state, on_miss), partial_of(state, FrameState.publish),
+                                     ask=partial_of(state, question_or_all, gone=None))
     if config.automatic_dynamic and context.dynamic is None and (origin := origin_of(code)) is not None:
         state.dynamic.update((LocalSource(name), how) for name, how in origin.varying.items())
     return state.cache.tail
 
 
-def partial_of(state: FrameState, function):
-    """function(state, *args), which does not keep the state: its code does, until all is forgotten."""
+def partial_of(state: FrameState, function, gone=EVALUATE):
+    """function(state, *args), which does not keep the state: its code does, until all is forgotten. gone: the answer after that."""
     @marks.passed_over
     def call(*args, weak=weakref.ref(state)):
         state = weak()
-        return EVALUATE if state is None else function(state, *args)
+        return gone if state is None else function(state, *args)
     return call
 
 
@@ -244,11 +245,19 @@ def on_miss(state: FrameState, function, *args):
         undo.clear()                              # it holds objects of the program
 
 
+@marks.passed_over
+def question_or_all(state: FrameState, made: list, answers: list):
+    """What tells which of these entries may fit a call (`question_about`). Without it all are tried."""
+    with compiling(), contextlib.suppress(Exception):
+        return question_about(state, made, answers)
+    return lambda *args: answers
+
+
 def fits(entry, state: FrameState, function, args) -> bool:
     """Whether all guards of the entry hold: asked by one function, since a program that makes its optimizers anew comes here often."""
     if entry.check is None:
-        entry.check = question_about(state, entry, list(entry.guards))
-    return entry.check(function, *args)
+        entry.check = question_about(state, [entry], [True], every=True)
+    return bool(entry.check(function, *args))
 
 
 def made_meanwhile(state: FrameState, created: int, function, args):

@@ -55,20 +55,22 @@ def explain_miss(state: FrameState, function, args) -> str:
 
 
 # %% [markdown]
-# The guard that failed is also the one to ask first the next time. `ask_first` collects such guards in the entry's `telling`, and makes
-# a small function of them, the entry's `question`, which chapter 2's `search` calls before the whole check.
+# The guard that failed is also one to ask first the next time. `ask_first` collects such guards in the entry's `telling`. Of those
+# `question_about` makes a small function for chapter 2's `search`, which is told what entries are worth the whole check.
 
 # %%
 def ask_first(state: FrameState, entry, guard) -> None:
     """Have the entry asked for this guard, which has failed, before all others."""
     if not any(guard is told for told in entry.telling):
         entry.telling.append(guard)
-        entry.question = question_about(state, entry, entry.telling)
+        entry.question = state.cache.question = None
 
 
-def question_about(state: FrameState, entry, guards: list):
-    """question(function, *args) -> whether these guards of the entry hold."""
-    question = codegen.build_question(list(entry.guards), guards, state.code, entry.constants)
+def question_about(state: FrameState, made: list, answers: list, every=False):
+    """question(function, *args) -> the answers of those entries whose guards hold, every one or those that have failed."""
+    asked = [(answer, guards := list(entry.guards), guards if every else entry.telling, entry.constants)
+             for entry, answer in zip(made, answers)]
+    question = codegen.build_question(asked, state.code)
     hook.skip_code(question.__code__)
     return question
 

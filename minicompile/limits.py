@@ -119,7 +119,10 @@ def is_twin(cls: type, other: type) -> bool:
 
 def is_full(state: FrameState, model) -> bool:
     of_all = EVERYBODY, None if model is None else full_name(type(model))
-    return any(who in of_all or model is not None and strongly(who) is model for who in state.full)
+    for who in state.full:                           # each call beyond the limit comes here
+        if who in of_all or model is not None and strongly(who) is model:
+            return True
+    return False
 
 
 # %% [markdown]

@@ -11,15 +11,17 @@
 # torch.compile. Beyond it, calls that no entry fits run eagerly, and the user learns which guard kept
 # failing.
 #
-# A miss tells something: by which guards the entry and that call differ. They come first from then on, as the **question** of the
-# entry, and an entry is only tried if its own answer is yes. Where the versions are for the numbers 1 to 8, a call with a 9 asks eight
-# times for one number, and not for the state of the library and all that comes before a number among the guards. When the head has missed
+# A miss tells something: by which guards the entry and that call differ. They come first from then on, as the **question** that tells
+# which entries are to be tried. Where the versions are for the numbers 1 to 8, a call with a 9 compares one number eight
+# times, and does not ask for the state of the library and all that comes before a number among the guards, nor eight times for the list
+# that the number is in. When the head has missed
 # eight calls, it is no better than the others, and is asked like them (`note_miss`), until one entry serves two calls again.
 #
 # The blocks of a model share the code of their class, and where each is compiled by itself and has numbers of its own, each has its own
 # entries: a hundred blocks would ask a hundred entries each. But a block that comes again is mostly served by one of the entries that
 # have served it. So `latest` knows those for the first argument of the call, the last eight. They are only guesses, since an entry checks
-# its guards as always; the address of the argument is therefore enough to find them.
+# its guards as always; the address of the argument is therefore enough to find them. Of more than `FEW` entries, each has a question of
+# its own, and the guesses come first.
 
 # %%
 import functools
@@ -51,7 +53,7 @@ class Entry:
     ahead: tuple = ()                                # how to do what its graph expects to be done (`Effects` in chapter 3)
     watches: list = field(default_factory=list)      # weak references whose death makes the entry useless
     telling: list = field(default_factory=list)      # guards that failed
-    question: Callable | None = None                 # question(func, *frame_args): whether all of these hold
+    question: Callable | None = None                 # question(func, *frame_args): [True] where all of these hold, or []
     check: Callable | None = None                    # the same for all guards, where somebody has asked for it
     seconds: float = 0.0                             # what it took to make
     born: float = field(default_factory=time.monotonic)
@@ -72,6 +74,8 @@ class EntryCache:
     passed: int = 0                                      # calls that the head has missed since the chain was linked
     gone: list = field(default_factory=list)             # (model, kind) of entries that lived too short to be worth their making
     latest: dict = field(default_factory=dict)           # id(first argument) -> the entries that `search` found for it
+    ask: Callable | None = None                          # ask(entries, answers): makes their question; None: all are tried
+    question: Callable | None = None                     # that of all, where they are few
 
 
 # %% tags=["exercise:cache-bug"]
@@ -89,8 +93,7 @@ def link_entries(cache: EntryCache) -> None:
 
 # %% [markdown]
 # An entry that is not the head answers a miss with `MISSED`, and `search` goes on to the next. The hook calls `search` for the head's
-# `next`, or, where the head is nothing special any more, instead of it. A guess may have become the head meanwhile, whose miss would
-# end here again; its `next` tells.
+# `next`, or, where the head is nothing special any more, instead of it.
 
 # %%
 def missed(*args):
@@ -102,19 +105,41 @@ def search(cache: EntryCache, args, first: int = 1):
     if first:
         note_miss(cache)
     who = id(args[1]) if len(args) > 1 else None
-    for entry in order_of_search(cache, who, first):
-        result = MISSED if entry.question is not None and not entry.question(*args) else entry.function(*args)
+    for entry in order_of_search(cache, who, args, first):
+        result = entry.function(*args)
         if result is not MISSED:
             note_hit(cache, who, entry)
             return result
     return cache.tail(*args)
 
 
-def order_of_search(cache: EntryCache, who, first: int):
-    """Yields the entries that served that first argument, the last one first, and then the others from `first` on."""
-    served = [entry for entry in cache.latest.get(who, ()) if entry.next[0] is missed]
-    yield from served
-    yield from (entry for entry in cache.entries[first:] if entry not in served)
+# %% [markdown]
+# Whom to try? Of few entries (as many as one function has of all patterns, by `limits.py`) one question names those that may fit. It is
+# kept until there is another entry, or another guard has told a call and an entry apart, and made when it is next wanted. Writing it for
+# hundreds of entries, anew with each of them, would take longer than it saves.
+
+# %%
+FEW = 32                         # entries that share one question
+
+
+def order_of_search(cache: EntryCache, who, args, first: int = 0):
+    """Yields the entries to be tried; of many, first those that served that first argument, the last one first."""
+    entries = list(cache.entries)
+    head = entries[0] if first and entries else None                # which has been asked
+    if len(entries) <= FEW:
+        yield from (entry for entry in answers(cache, cache, entries, args) if entry is not head)
+        return
+    served = list(cache.latest.get(who, ()))
+    for entry in (*served, *(entry for entry in entries if entry not in served)):
+        if entry is not head and answers(cache, entry, [entry], args):
+            yield entry
+
+
+def answers(cache: EntryCache, asked, entries: list, args):
+    """Those of the entries that may fit, by the question that is kept in `asked`. (An entry must not hold itself: True stands for it.)"""
+    if asked.question is None and cache.ask is not None:
+        asked.question = cache.ask(entries, [True] if asked is not cache else entries)
+    return entries if asked.question is None else asked.question(*args)
 
 
 def note_hit(cache: EntryCache, who, entry: Entry) -> None:
@@ -149,7 +174,7 @@ def note_miss(cache: EntryCache) -> None:
 def add_entry(cache: EntryCache, entry: Entry) -> None:
     cache.entries.insert(0, entry)
     cache.created += 1
-    entry.number, cache.passed = cache.created, 0
+    entry.number, cache.passed, cache.question = cache.created, 0, None
     watch(cache, entry)
     link_entries(cache)
 
@@ -162,6 +187,7 @@ def drop_entries(cache: EntryCache, dropped: list[Entry]) -> None:
     if any(entry in dropped for entry in cache.entries):
         cache.entries[:] = [entry for entry in cache.entries if entry not in dropped]
         cache.latest.clear()
+        cache.question = None
         link_entries(cache)
 
 

@@ -17,6 +17,7 @@ import functools
 import inspect
 import itertools
 import linecache
+import os
 import re
 import types
 import weakref
@@ -438,33 +439,71 @@ def build_check(guards, input_sources, code, constants=()):
 # %% [markdown]
 # ## A question before all others
 #
-# Of an entry that was asked in vain it is known which guards failed. Those alone are a function of a few lines. Before them come the guards
+# Of an entry that was asked in vain it is known which guards failed. Those alone are a few lines. Before them come the guards
 # about what lies on the way to the same sources, since a list is not read before it is known to be one; those that say that reading an
 # attribute runs no code of its class; and the one about modes of the program, which would see a tensor being asked for its shape.
+#
+# Several entries are asked by one function, which returns those whose guards hold. They mostly begin with the same lines, and those are
+# written once. Here are two, for two lengths of a name:
+#
+#     __fit = []
+#     try:
+#         while True:
+#             if not (type(names) is __g0): break
+#             __v0 = names[0]
+#             while True:
+#                 if not (type(__v0) is str and __v0 == 'a'): break
+#                 __fit.append(__e0)
+#                 break
+#             while True:
+#                 if not (type(__v0) is str and __v0 == 'b'): break
+#                 __fit.append(__e1)
+#                 break
+#             break
+#     except __Exception as __error:
+#         if __interrupts(__error): raise
 
 # %%
-def build_question(guards, telling, code, constants=()):
-    """question(function, *frame_args) -> whether the guards in `telling`, some of `guards`, hold. One that cannot be checked does not."""
+def build_question(asked, code):
+    """question(function, *frame_args) -> the answers of those in `asked` whose guards hold; one that cannot be checked does not.
+    asked: (answer, guards, those of them that are in question, constants), each."""
+    namespace, names, groups, lines = base_namespace(), {}, {}, []
+    for number, (answer, guards, telling, constants) in enumerate(asked):
+        namespace[f"__e{number}"], namespace[f"__K{number}"] = answer, constants
+        text = question_lines(guards, telling, namespace, names)
+        if any("__K" in line for line in text):
+            text = [f"__K = __K{number}", *text]
+        groups.setdefault(text[0] if text else "", []).append([*text, f"__fit.append(__e{number})"])
+    for texts in groups.values():
+        shared = len(os.path.commonprefix(texts))
+        rests = [line for text in texts for line in attempt(text[shared:])]
+        lines += attempt([*texts[0][:shared], *rests]) if shared else rests
+    function = f"def __question({', '.join(['__F', *frame_parameters(code)])}):\n    __G = __F.__globals__\n    __fit = []\n"
+    return define(f"{function}{indent(lines, 4)}    return __fit\n", "__question", namespace, f"question {code.co_name}")
+
+
+def attempt(lines: list[str]) -> list[str]:
+    """Lines that end with the first that says `break` or raises."""
+    return ["try:", "    while True:", *(f"        {line}" for line in lines), "        break", "except __Exception as __error:",
+            "    if __interrupts(__error): raise"]
+
+
+def question_lines(guards, telling, constants: dict, names: dict) -> list[str]:
+    """Statements that say `break` unless these guards hold, and those that they need."""
     told, ways = set(map(id, telling)), set()
     for guard in telling:
         add_ways((guard.source, guard.expected), ways)
-    names = {"__getattribute__", *(source.attribute for source in ways if hasattr(source, "attribute"))}
+    attributes = {"__getattribute__", *(source.attribute for source in ways if hasattr(source, "attribute"))}
     plain = {type(source) for source in ways} <= {LocalSource, ComputedSource} and all(guard.kind != "TENSOR_MATCH" for guard in telling)
     asked = [guard for guard in guards if id(guard) in told or guard.source in ways or not plain and (
-             guard.kind == "TORCH_FUNCTION" or guard.kind == "CLASS_ATTR" and guard.expected[1] in names)]
+             guard.kind == "TORCH_FUNCTION" or guard.kind == "CLASS_ATTR" and guard.expected[1] in attributes)]
 
     def write(emitter):
         for guard in sorted(asked, key=lambda guard: type(guard.source) not in (GlobalStateSource, type(None))):
             emitter.check(guard)
         return ""
-    _, emitter = twice(write, otherwise="return False")
-    text = entry_text("__question", frame_parameters(code), CheckText(emitter.lines), ["return True"])
-    namespace = {**base_namespace(), **emitter.constants, "__K": constants, "__next": [never]}
-    return define(text, "__question", namespace, f"question {code.co_name}")
-
-
-def never(*args) -> bool:
-    return False
+    _, emitter = twice(write, otherwise="break", constants=constants, constant_names=names)
+    return emitter.lines
 
 
 def add_ways(x, ways: set) -> None:

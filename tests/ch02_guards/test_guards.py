@@ -1,6 +1,8 @@
 """Guards: what each kind accepts and refuses, the generated check, the explanation, and the chain of entries."""
 import gc
+import itertools
 import math
+import types
 import weakref
 
 import pytest
@@ -269,6 +271,31 @@ def test_chain_of_entries():
     assert call(3) == 3 and call(2) == 2
     entries.drop_entry(cache, cache.entries[0])
     assert call(1) == "tail" and call(2) == 2
+
+
+def test_the_question_of_several_entries_is_that_of_each():
+    """Lines that entries begin with are written once, and what cannot be read rules out those that read it."""
+    def sets():
+        for i, expected in enumerate(itertools.product((1, 2), ("a", "b"))):
+            guards = one("TYPE_MATCH", list)
+            for source, value in zip((ItemSource(X, 0), AttrSource(ItemSource(X, 1), "name"), ConstantSource(i % 2, i, 0)), (*expected, 0)):
+                guards.add(source, "CONSTANT_MATCH", value, "file.py:1")
+            yield guards
+
+    made = [(i, list(guards), [*guards][1 + i % 2:3 + i % 3 // 2], (0, i)) for i, guards in enumerate(sets())]
+    alone = [codegen.build_question([entry], f.__code__) for entry in made]
+    together, nothing = codegen.build_question(made, f.__code__), codegen.build_question([(5, [], [], ())], f.__code__)
+    for x in ([1, types.SimpleNamespace(name="a")], [2, types.SimpleNamespace(name="a")], [2, types.SimpleNamespace(name="b")],
+              [1, 0], [1], [], (1, 2), None):
+        args = f, x, None, 7, (), {}
+        assert sorted(together(*args)) == [i for question in alone for i in question(*args)] and nothing(*args) == [5]
+        for i, guards, telling, constants in made:
+            held = codegen.failing_guard([guards[0], *telling], f.__code__, f, args[1:], constants) is None
+            assert held == (i in together(*args)), (x, telling)
+    assert together(f, [1, types.SimpleNamespace(name="a")], None, 7, (), {})
+    numbers = [list(one("CONSTANT_MATCH", v, ItemSource(ItemSource(X, 0), 1))) for v in range(8)]
+    same = codegen.build_question([(v, guards, guards, ()) for v, guards in enumerate(numbers)], f.__code__)
+    assert [same(f, [[0, v]], None, 7, (), {}) for v in (0, 7, 8)] == [[0], [7], []]
 
 
 def test_an_exception_in_the_body_is_not_a_miss():
