@@ -31,12 +31,12 @@ from .iterate import length, unpack
 from .keys import entries, key_in, objects_in_key
 from .lookup import MISSING, captures, lookup
 from .operations import GRAPH_KINDS, answers_itself, ask, fold, raise_as_python
-from .protocol import as_dict, special
-from .tensors import emit
+from .protocol import as_dict, method, special
+from .tensors import call_tensor_method, emit
 from .tracer import Tracer, call, location, unsupported
 from .values import (
-    AbstractValue, BIRTHS, Const, DictVal, ExcVal, ListVal, MethodName, MethodVal, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SymVal,
-    TRUE, TensorVal, TupleVal, ViewVal, boolean, const, describe, is_identity, specialize)
+    AbstractValue, BIRTHS, Const, DictVal, ExcVal, Lazy, ListVal, MethodName, MethodVal, NONE, NUMPY_SCALARS, NotConstant,
+    ObjVal, SetVal, SymVal, TRUE, TensorVal, TupleVal, ViewVal, boolean, const, describe, is_identity, specialize)
 from .varying import varies_in
 from .wrap import realize, wrap
 
@@ -151,6 +151,62 @@ def assume(tx: Tracer, value: TensorVal, answer: bool, jump) -> bool:
     right = emit(tx, "reshape", [right, TupleVal(items=[])])
     before.append((emit(tx, operator.and_, [before[-1][0], right]) if before else right, *here))
     return answer
+
+
+# %% [markdown]
+# `assert lengths.max().item() <= n` asks the same of a number. `decides` looks ahead: if nothing but such a jump asks for what `item()`
+# gives, at most behind a comparison with a number, it may as well stay a tensor, of a dtype that holds whatever Python's number
+# does. What stands on the other side of the comparison is only looked at, not traced.
+
+# %%
+READS = ("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_ATTR")
+
+
+def class_read(frame, instructions):
+    """The class of what these instructions read by name, as far as it is known before they are traced."""
+    first, *attributes = instructions
+    variables = frame.globals if first.opname == "LOAD_GLOBAL" else frame.locals
+    value = variables.get(first.argval) if first.opname.startswith(("LOAD_FAST", "LOAD_GLOBAL")) else first.argval
+    if type(value) is Lazy:
+        value = value.value or value.real
+    if isinstance(value, AbstractValue) and not attributes:
+        return value.cls
+    value = getattr(value, "real", None) if isinstance(value, AbstractValue) else value
+    for i in attributes:
+        value = getattr(value, "__dict__", {}).get(i.argval) if i.opname == "LOAD_ATTR" else None
+    return type(value)
+
+
+def decides(frame):
+    """What the result of the present call of `item` is compared with, before a jump that decides whether to raise: int, float, or bool
+    for a jump on the result itself. None if anything else asks for it."""
+    instructions, at = frame.decoded.instructions, frame.ip
+    called = [i for i in instructions[max(at - 3, 0):at] if i.opname != "PRECALL"][-2:]
+    if [i.opname for i in called][-1:] != ["CALL"] or called[0].argval != "item":
+        return None
+    end = next(k for k in range(at, len(instructions)) if not instructions[k].opname.startswith(READS))
+    compares, kind = instructions[end].opname == "COMPARE_OP", bool
+    if compares:
+        kind = class_read(frame, instructions[at:end]) if end > at else getattr(frame.stack[-1], "cls", None) if frame.stack else None
+    jump = end + compares + (instructions[end + compares].opname == "TO_BOOL")
+    i = instructions[jump]
+    if end > at and not compares or kind not in (bool, int, float) or not i.opname.startswith("POP_JUMP") \
+            or not i.opname.endswith(("IF_TRUE", "IF_FALSE")):
+        return None
+    return kind if ends_in_raise(frame, frame.decoded.index[i.argval]) != ends_in_raise(frame, jump + 1) else None
+
+
+@method(TensorVal, "item")
+def item_of_tensor(tx, self, *args, **kwargs):
+    dtype, single = self.fake.dtype, all(type(size) is int and size == 1 for size in self.fake.shape)
+    plain = dtype.is_floating_point or dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    may = type(as_item(self)) is not Const and not args and not kwargs and tx.options.trusting and tx.outer is None and single and plain
+    kind = decides(tx.frames[-1]) if may else None
+    if kind is None:
+        return call_tensor_method(tx, self, "item", args, kwargs)
+    number = emit(tx, "reshape", [self, TupleVal(items=[])])
+    wide = torch.float64 if dtype.is_floating_point or kind is float else torch.int64
+    return number if dtype is torch.bool and kind is bool else emit(tx, "to", [number, wrap(tx, wide)])
 
 
 # %% [markdown]

@@ -1,6 +1,8 @@
 """Jumps on tensors that decide whether to raise: the graph goes on, and says whether it was right to.
 
 The programs have assertions of their own: PYTEST_DONT_REWRITE."""
+import types
+
 import pytest
 import torch
 from torch import distributions as D, nn
@@ -100,6 +102,86 @@ def test_with_a_write_the_graph_breaks():
     both(fresh(f), *[()] * 4, fullgraph=False, g=fresh(minicompile.compile(f, backend="eager")))
     with pytest.raises(minicompile.GraphBreakError, match="a branch on the values of a tensor"):
         minicompile.compile(f, backend="eager", fullgraph=True)(torch.ones(2), torch.zeros(2))
+
+
+LIMIT = 9
+
+
+class Limits(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.most = 9
+        self.inner = types.SimpleNamespace(most=9.5)
+
+
+def less_than_an_argument(x, i, n, limits):
+    assert i.max().item() < n
+    return x * 2
+
+
+def more_on_the_left(x, i, n, limits):
+    if n <= i.max().item():
+        raise ValueError("too many")
+    return x * 2
+
+
+def an_attribute(x, i, n, limits):
+    if i.max().item() >= limits.most:
+        raise ValueError("too many")
+    return x * 2
+
+
+def an_attribute_of_an_attribute(x, i, n, limits):
+    assert i.max().item() < limits.inner.most, f"{i.max().item()}"
+    return x * 2
+
+
+def between(x, i, n, limits):
+    assert 0 <= i.min().item() and i.max().item() < LIMIT
+    return x * 2
+
+
+def a_condition(x, i, n, limits):
+    assert not torch.isnan(x).any().item()
+    return x * 2
+
+
+def a_float(x, i, n, limits):
+    assert x.max().item() <= 9.1
+    return x * 2
+
+
+def an_integer_beyond_floats(x, i, n, limits):
+    assert (i.max() + 2**24).item() <= 2**24 + 8.5
+    return x * 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "default"])
+@pytest.mark.parametrize("f", [less_than_an_argument, more_on_the_left, an_attribute, an_attribute_of_an_attribute, between, a_condition,
+                               a_float, an_integer_beyond_floats])
+def test_a_number_that_only_decides_whether_to_raise(f, backend):
+    x, i, limits = torch.arange(3.0), torch.arange(8), Limits()
+    calls = [(x, i, 9), (x, i + 5, 9), (x + 7.1, i, 9), (x * float("nan"), i, 10), (x, i + 1, 9), (x, i + 2, 9), (x, i.int(), 12)]
+    both(f, *[(*c, limits) for c in calls], backend=backend)
+
+
+def test_a_number_that_decides_more():
+    def used(x, i, n):
+        k = i.max().item()
+        assert k < n
+        return x * k
+
+    def chosen(x, i, n):
+        if i.max().item() < n:
+            return x * 2
+        return x
+
+    def of_a_tensor(x, i, n):
+        assert i.max().item() < x.max() + 7
+        return x * 2
+
+    for f in (used, chosen, of_a_tensor):
+        both(f, (torch.arange(3.0), torch.arange(8), 9), (torch.arange(3.0), torch.arange(8), 3), fullgraph=False)
 
 
 class Converged(Exception):
