@@ -213,7 +213,7 @@ def wrap_dynamic_number(tx, real, source):
         guard(tx, source, "TYPE_MATCH", kind)
         known = wrap_dynamic_number(tx, real.item(), CallSource(source, "item"))
         return const(real) if type(known) is not SymVal else SymVal(node=known.node, sym=known.sym, scalar=kind, source=source)
-    if kind is int and (real == -1 or abs(real) >= 2**31):
+    if kind is int and (real == -1 or abs(real) >= 2**31 - 2):              # to which 2 may be added
         guard(tx, source, "CONSTANT_MATCH", real)
         return const(real)
     guard(tx, source, "TYPE_MATCH", kind)

@@ -653,3 +653,13 @@ def test_a_number_that_varies_is_a_decimal_number():
     compiled = minicompile.compile(f, backend="eager", dynamic=True)
     for n in (3, 2, 4, 3, 2.5, 3.0):
         assert compiled(torch.ones(2), n)[1:] == f(torch.ones(2), n)[1:]
+
+
+@pytest.mark.parametrize("largest", [2 ** 31 - 1, 2 ** 31 - 2, 2 ** 31 - 3])
+def test_a_number_that_was_zero_becomes_the_largest(largest):
+    def f(x, n):
+        return x + 1, n + 1
+
+    compiled = minicompile.compile(f, backend="eager")
+    for n in (0, 1, largest, 5, largest):
+        assert compiled(torch.ones(2), n)[1] == n + 1
