@@ -42,6 +42,8 @@
 import operator
 import types
 
+import numpy
+
 from .builders import as_python
 from .comparisons import equal, truth
 from .exceptions import user_error
@@ -88,7 +90,8 @@ def index_of(tx, key: AbstractValue):
     if type(key) is TensorVal:
         unsupported(tx, "a list index that is not a Python constant")
     try:
-        return as_python(tx, key)
+        index = as_python(tx, key)
+        return operator.index(index) if isinstance(index, (int, numpy.integer)) else index       # of an IntEnum, say
     except NotConstant:
         index = special(tx, key, "__index__") or unsupported(tx, f"{describe(key)} as an index")
         return index.value

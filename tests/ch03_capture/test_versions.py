@@ -176,6 +176,18 @@ def test_an_array_of_numpy_at_positions_of_other_classes(kind):
             array[1], square[1] = 5, 7
 
 
+@pytest.mark.parametrize("place", [np.int64(-1), np.uint8(1), enum.IntEnum("Place", ["first"])(1), True])
+def test_a_tuple_of_tensors_at_positions_of_other_classes(place):
+    def f(x):
+        rows = [*x.unbind(0)]
+        try:
+            rows[place] = rows[place] * 2
+            return rows[place] + x.unbind(0)[place]
+        except TypeError:
+            return x
+    assert minicompile.compile(f, backend="eager", fullgraph=True)(torch.ones(2, 3)).tolist() == [3, 3, 3]
+
+
 def test_scalars_of_numpy_that_indexing_mistakes():
     def outcome(f, *args):
         try:
