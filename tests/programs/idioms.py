@@ -1207,4 +1207,49 @@ parsed.cache_clear()
 show.register(str, len)
 global:PATTERN = re.compile('(a)(1)')
 """),
+    "arrays": ("""
+import numpy as np
+class Place(enum.IntEnum):
+    FIRST = 0
+    SECOND = 1
+G_ROW, G_TABLE = np.array([0.5, 1.5, ~3], dtype=np.float32), np.arange(6.0).reshape(2, 3)
+G_PLACES = [np.int64(1), np.int32(0), np.uint8(1), np.int64(-1), Place.SECOND, 1]
+G_SCALARS = [np.float32(0.5), np.float64(1.5), np.int64(2), np.float16(2), np.bool_(True), 0.5]
+""", """
+@1:T = $T * float(G_ROW[G_PLACES[$i % 6]])
+---
+@1:f = float(G_TABLE[G_PLACES[$i % 6], 1] + G_TABLE[1][G_PLACES[$i % 6]])
+---
+@1:T = $T + G_SCALARS[$i % 4]
+---
+@1:T = $T[G_PLACES[$i % 6]:]
+---
+try:
+    @1:T = $T[[G_PLACES[$i % 6]]] + $T[..., [G_PLACES[$i % 6]]]
+except (IndexError, TypeError) as @2:
+    @1:T = $T
+    @3:s = type(@2).__name__
+---
+@1 = $T.clone()
+try:
+    @1[0:1] = G_SCALARS[$i % 6]
+    @1[..., G_PLACES[$i % 6]] = $f
+except (IndexError, TypeError) as @2:
+    @3:s = type(@2).__name__
+---
+@1:T = sum((@2 * float(@3) for @2, @3 in zip([$T, $T], G_ROW)), start=torch.zeros(()))
+---
+@1:i = int(G_SCALARS[2]) + G_TABLE.shape[G_PLACES[1]]
+---
+try:
+    @1:V = $T.unbind(0)[G_PLACES[$i % 6]]
+except IndexError:
+    @1:V = $V
+""", """
+G_ROW[1] = ~4
+G_TABLE[1] += ~3
+G_PLACES[0] = np.int64(~2)
+G_PLACES.reverse()
+G_SCALARS[0] = np.float32(~4)
+"""),
 }
