@@ -7,8 +7,9 @@
 #
 # The rest only the kernel knows, so it is asked: once for each operator, dtypes and flags, for some operators each shape (`SHAPED`),
 # and whenever something is written that shares memory with another argument, it runs on zeros that lie as the tensors would. That
-# costs microseconds; beyond `TRIED_BYTES`, where it would not, the call itself will find out. Of numbers only the type counts, and
-# into which dtypes they fit: 1e300 overflows where 1.0 does not.
+# costs microseconds; beyond `TRIED_BYTES`, where it would not, the call itself will find out, except for floats of two dtypes, which
+# loops of ours would take as they are. Of numbers only the type counts, and into which dtypes they fit: 1e300 overflows where 1.0 does
+# not.
 
 # %%
 import re
@@ -16,6 +17,7 @@ import re
 import torch
 from torch.utils import _pytree as pytree
 
+from ..errors import Unsupported
 from ..tables import Table
 from .corrections import outside
 from .fake import FakeTensor, form_of, storage_key
@@ -45,7 +47,9 @@ def check_devices(device: torch.device, operands) -> None:
 # The operators in `SHAPED` have meta kernels that let sizes pass which the kernel refuses: a `put` of three numbers at two
 # positions, the largest element of nothing. Kernels of all devices look at sizes alike, so the CPU's is asked for tensors of a GPU, too,
 # and its word counts unless it is about a dtype that another device may support. That two operands have to be of one dtype is said to
-# all devices by the same code. A position of 0 is valid wherever one is, so zeros do for the indices.
+# all devices by the same code (`ABOUT_BOTH`), or by a kernel for each device: a layer norm of halves by float32 weights is refused on a GPU
+# only, other pairs on both. What a CPU refuses for this reason is left to eager on a GPU. A position of 0 is valid wherever one is, so
+# zeros do for the indices.
 #
 # `_kernel_refuses` builds the tensors: a block of zeros for each storage, and on each a tensor with the
 # sizes, strides and offset of the fake.
@@ -55,8 +59,10 @@ def check_devices(device: torch.device, operands) -> None:
 ABOUT_KINDS = re.compile("not implemented for|unsupported operation|for input.numel|support|dtype|scalar type|boolean|[Bb]ool"
                    "|same (data ?)?type|can't be cast|inputs to be|should be the same|long tensor|without overflow|destination dtypes"
                    "|negative integer powers|argument alpha")
-ABOUT_BOTH = re.compile("expected to have the same dtype|must have the same scalar type|with different dtypes|Found dtype")
-TRIED_BYTES = 1 << 20
+ABOUT_BOTH = re.compile("expected to have the same dtype|must have the same scalar type|with different dtypes|Found dtype"
+                        "|destination dtypes")
+ABOUT_TWO = re.compile("scalar type|same (data ?)?type|types to match")
+TRIED_BYTES, TRIED_BYTES_OF_TWO_DTYPES = 1 << 20, 1 << 28
 _ACCEPTED: set = set()                  # calls, up to shapes and numbers, that a kernel has not refused
 LIMITS = [(info.min, info.max) for info in (*map(torch.iinfo, (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)),
                                             *map(torch.finfo, (torch.float16, torch.bfloat16, torch.float32)))]
@@ -65,7 +71,8 @@ LIMITS = [(info.min, info.max) for info in (*map(torch.iinfo, (torch.int8, torch
 def check_with_kernel(func, kwargs, flat, spec) -> None:
     fakes = [x for x in flat if isinstance(x, FakeTensor)]
     shaped, on_cpu = func in SHAPED, all(t.device.type == "cpu" for t in fakes)
-    if not fakes or func.namespace != "aten" or not (on_cpu or shaped) \
+    mixed = torch.Tag.pointwise not in func.tags and len({t.dtype for t in fakes if t.is_floating_point()}) > 1
+    if not fakes or func.namespace != "aten" or not (on_cpu or shaped or mixed) \
             or torch.Tag.nondeterministic_seeded in func.tags or _trusts_positions(func) or _is_derivative(func):
         return
     forms = [form_of(t) for t in fakes]
@@ -78,12 +85,14 @@ def check_with_kernel(func, kwargs, flat, spec) -> None:
            tuple([sizes for sizes, _, _ in forms] if shaped else empty))
     if not shared and key in _ACCEPTED:
         return
-    if sum(length_of(form) * t.dtype.itemsize for t, form in zip(fakes, forms)) > TRIED_BYTES:
+    if sum(length_of(form) * t.dtype.itemsize for t, form in zip(fakes, forms)) > (TRIED_BYTES_OF_TWO_DTYPES if mixed else TRIED_BYTES):
         return
     error = _kernel_refuses(func, flat, spec)
     counts = error is not None and (on_cpu or ABOUT_BOTH.search(str(error)) if ABOUT_KINDS.search(str(error)) else shaped)
     if counts:
         raise type(error)(*error.args)  # asked again the next time: it may be about the numbers or the shapes of this call
+    if error is not None and mixed and not on_cpu and ABOUT_TWO.search(str(error)):
+        raise Unsupported(f"{func} of these dtypes, which a CPU refuses, as a GPU may")
     if not shared:
         _ACCEPTED.add(key)
 

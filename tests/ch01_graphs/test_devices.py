@@ -97,11 +97,13 @@ def test_the_devices_of_indices():
 @pytest.mark.parametrize("device", ["pretended", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("op, args", [
     (aten.heaviside.default, "xn"), (aten.index_add.default, "x0in"), (aten.index_copy.default, "x0in"), (aten.put.default, "xin"),
-    (aten.index_reduce.default, "x0inp"), (aten.binary_cross_entropy.default, "xn")])
+    (aten.index_reduce.default, "x0inp"), (aten.binary_cross_entropy.default, "xn"), (aten.index_put.default, "xIn")])
 def test_operands_that_have_to_be_of_one_dtype(op, args, device):
     values = {"x": torch.full((3, 2), 0.5), "n": torch.full((3, 2), 0.5).half(), "i": torch.tensor([0, 1, 2]), "0": 0, "p": "prod"}
     if op is aten.put.default:
         values["i"] = torch.arange(6).view(3, 2)
+    if op is aten.index_put.default:
+        values["I"] = [fake(values["i"], GPU) if device != "cuda" else values["i"].cuda()]
     for narrow, refused in (("n", True), ("x", False)):
         given = [values[narrow if name == "n" else name] for name in args]
         given = [g if not isinstance(g, torch.Tensor) else g.cuda() if device == "cuda" else fake(g, GPU) for g in given]
@@ -123,6 +125,28 @@ def test_weights_of_another_dtype_are_refused(device):
             run_on_fakes(op, (*(fake(t, device) for t in tensors), *rest), {})
 
 
+@pytest.mark.parametrize("rows", [2, 1024])
+@pytest.mark.parametrize("device", ["pretended", pytest.param("cuda", marks=pytest.mark.gpu), "cpu"])
+def test_a_normalization_of_two_dtypes(rows, device):
+    """Eager refuses it, and on a GPU decides. Beyond a megabyte a kernel is asked for two dtypes only."""
+    def place(t):
+        return t.cuda() if device == "cuda" else fake(t, GPU if device == "pretended" else CPU)
+
+    x, means, weight, wide = map(place, (torch.ones(rows, 512), torch.ones(512), torch.ones(512), torch.ones(512).double()))
+    for normalize in (lambda w: aten.native_layer_norm.default(x, [512], w, None, 1e-5),
+                      lambda w: aten.native_batch_norm.default(x, w, None, means, means, False, 0.1, 1e-5)):
+        assert normalize(weight)[0].shape == x.shape
+        with pytest.raises(Unsupported if device == "pretended" else RuntimeError):
+            normalize(wide)
+
+
+def test_a_vector_of_another_dtype_is_added_on_a_gpu_only():
+    v, m, r = torch.ones(2).double(), torch.ones(2, 3), torch.ones(3)
+    for device, error in (CPU, RuntimeError), (GPU, Unsupported):
+        with pytest.raises(error, match="dtype"):
+            run_on_fakes(aten.addmv.default, tuple(fake(t, device) for t in (v, m, r)), {})
+
+
 def test_what_only_kernels_of_a_gpu_do(monkeypatch):
     x, target = fake(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last), GPU), fake(torch.zeros(2, 4, 4, dtype=torch.long), GPU)
     assert run_on_fakes(aten.pow.Scalar, (2.0, x), {}).is_contiguous()
@@ -140,6 +164,11 @@ def test_what_only_kernels_of_a_gpu_do(monkeypatch):
         run_on_fakes(aten.put_.default, (x, fake(index, GPU), x), {})
     assert run_on_fakes(aten.put_.default, (x, fake(index, GPU), x, True), {}) is not None
     assert run_on_fakes(aten.scatter_reduce.two, (x, 0, fake(index, GPU), x, "mean"), {}).device == GPU
+    with pytest.raises(Unsupported, match="deterministic"):
+        run_on_fakes(aten.index_reduce.default, (x, 0, fake(index[:, 0], GPU), x, "amax"), {})
+    images, grid = fake(torch.ones(1, 2, 3, 3), GPU), fake(torch.zeros(1, 2, 2, 2), GPU)
+    with pytest.raises(Unsupported, match="deterministic"):
+        run_on_fakes(aten.grid_sampler_2d.default, (images, grid, 0, 0, False), {})
 
 
 def test_a_gpu_looks_whether_a_number_of_the_cpu_fits():

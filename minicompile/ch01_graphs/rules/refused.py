@@ -3,7 +3,7 @@
 #
 # A rule gets the operator and its arguments, and raises what the kernel would: where the meta kernel lets something pass that the kernel of
 # the device refuses, as products of two dtypes. Where a rule raises an error of its own, the words are ours, and the type is eager's,
-# because a program catches types.
+# because a program catches types. Where a GPU's kernel takes what a CPU's refuses, `Unsupported` leaves the call to eager.
 
 # %%
 import math
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 @REFUSALS.of(*(packet.default for packet in (
-    aten.mm, aten.bmm, aten.baddbmm, aten.addbmm, aten.mv, aten.dot, aten.vdot)))
+    aten.mm, aten.bmm, aten.baddbmm, aten.addbmm, aten.mv, aten.dot, aten.vdot, aten.heaviside, aten.heaviside_)))
 def check_dtypes(func, *args, **kwargs) -> None:
     dtypes = [str(t.dtype) for t in args if isinstance(t, torch.Tensor)]
     if len(set(dtypes)) > 1:
@@ -31,6 +31,8 @@ def check_dtypes(func, *args, **kwargs) -> None:
 
 @REFUSALS.of(*(packet.default for packet in (aten.addmm, aten.addmm_, aten.addmv, aten.addmv_)))
 def check_added(func, x, a, b, **kwargs) -> None:
+    if x.device.type == "cuda" and func in (aten.addmv.default, aten.addmv_.default) and x.dtype != a.dtype:
+        raise Unsupported(f"{func} of two dtypes, which a GPU takes")
     check_dtypes(func, x, a, b)
     if x.dim() > a.dim() + b.dim() - 2:
         raise RuntimeError(f"a product of {a.dim() + b.dim() - 2} dimensions is added to a tensor of {x.dim()}")
@@ -175,8 +177,10 @@ def check_class_weights(func, x, target, weight, *args) -> None:
         check_deterministic(func, x)
 
 
+@REFUSALS.of(*overloads(aten.index_reduce, aten.index_reduce_), aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def check_deterministic(func, x, *args, **kwargs) -> None:
-    """The loops of a compiled loss would be, and eager's kernel for a GPU says that it is not."""
+    """What eager says of a kernel for a GPU, it says also where nobody reads the result, where the loops of a compiled loss would be
+    deterministic, and where, of a grid, cuDNN has a kernel that is."""
     if x.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
         raise Unsupported(f"{func} has no deterministic kernel on a GPU, of which eager complains")
 
