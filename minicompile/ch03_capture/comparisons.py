@@ -156,28 +156,48 @@ def assume(tx: Tracer, value: TensorVal, answer: bool, jump) -> bool:
 # %% [markdown]
 # `assert lengths.max().item() <= n` asks the same of a number. `decides` looks ahead: if nothing but such a jump asks for what `item()`
 # gives, at most behind a comparison with a number, it may as well stay a tensor, of a dtype that holds whatever Python's number
-# does. What stands on the other side of the comparison is only looked at, not traced.
+# does. What stands on the other side of the comparison is looked at before it is traced, so it is a constant, a variable, or what lies
+# in the dictionary of an object where neither the trace nor a property has another answer; and a number that floats and ints both hold.
 
 # %%
 READS = ("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_ATTR")
 
 
-def class_read(frame, instructions):
-    """The class of what these instructions read by name, as far as it is known before they are traced."""
+def number_read(tx: Tracer, frame, instructions):
+    """What these instructions read by name, before they are traced: the value of a variable or constant, or the object that an attribute
+    or a global is, unless the trace or the class may give another."""
     first, *attributes = instructions
-    variables = frame.globals if first.opname == "LOAD_GLOBAL" else frame.locals
-    value = variables.get(first.argval) if first.opname.startswith(("LOAD_FAST", "LOAD_GLOBAL")) else first.argval
+    names = [i.argval for i in instructions if i.opname.startswith(("LOAD_GLOBAL", "LOAD_ATTR"))]
+    written = [value for value, _ in tx.effects.changed.values() if type(value) in (ObjVal, DictVal)]
+    if any(name in value.attrs or type(value) is DictVal and name in value.items for name in names for value in written):
+        return None
+    if not first.opname.startswith(("LOAD_FAST", "LOAD_GLOBAL")):
+        return const(first.argval)
+    value = (frame.globals if first.opname == "LOAD_GLOBAL" else frame.locals).get(first.argval)
     if type(value) is Lazy:
-        value = value.value or value.real
-    if isinstance(value, AbstractValue) and not attributes:
-        return value.cls
-    value = getattr(value, "real", None) if isinstance(value, AbstractValue) else value
+        value = realize(tx, value)
+    if attributes and isinstance(value, AbstractValue):
+        value = getattr(value, "real", None)
     for i in attributes:
-        value = getattr(value, "__dict__", {}).get(i.argval) if i.opname == "LOAD_ATTR" else None
-    return type(value)
+        cls = type(value)
+        plain = i.opname == "LOAD_ATTR" and isinstance(cls.__getattribute__, types.WrapperDescriptorType)
+        value = getattr(value, "__dict__", {}).get(i.argval) if plain and lookup(cls, i.argval) is MISSING else None
+    return value
 
 
-def decides(frame):
+EXACT_TO = 2**53                        # up to here, a comparison is exact whichever of an int and a float is made the other
+
+
+def kind_of_number(value, dtype) -> type | None:
+    """int, float or bool, where a tensor can be compared with this number as exactly as Python compares."""
+    kind = value.cls if isinstance(value, AbstractValue) else type(value)
+    if kind not in (bool, int, float) or kind is float and dtype is torch.int64 and type(value) is SymVal:
+        return None
+    number = 0 if type(value) is SymVal else value.value if type(value) is Const else value
+    return None if EXACT_TO <= abs(number) < math.inf else kind
+
+
+def decides(tx: Tracer, frame, dtype):
     """What the result of the present call of `item` is compared with, before a jump that decides whether to raise: int, float, or bool
     for a jump on the result itself. None if anything else asks for it."""
     instructions, at = frame.decoded.instructions, frame.ip
@@ -185,15 +205,13 @@ def decides(frame):
     if [i.opname for i in called][-1:] != ["CALL"] or called[0].argval != "item":
         return None
     end = next(k for k in range(at, len(instructions)) if not instructions[k].opname.startswith(READS))
-    compares, kind = instructions[end].opname == "COMPARE_OP", bool
-    if compares:
-        kind = class_read(frame, instructions[at:end]) if end > at else getattr(frame.stack[-1], "cls", None) if frame.stack else None
+    compares = instructions[end].opname == "COMPARE_OP"
     jump = end + compares + (instructions[end + compares].opname == "TO_BOOL")
     i = instructions[jump]
-    if end > at and not compares or kind not in (bool, int, float) or not i.opname.startswith("POP_JUMP") \
-            or not i.opname.endswith(("IF_TRUE", "IF_FALSE")):
+    if end > at and not compares or not i.opname.startswith("POP_JUMP") or not i.opname.endswith(("IF_TRUE", "IF_FALSE")) \
+            or ends_in_raise(frame, frame.decoded.index[i.argval]) == ends_in_raise(frame, jump + 1):
         return None
-    return kind if ends_in_raise(frame, frame.decoded.index[i.argval]) != ends_in_raise(frame, jump + 1) else None
+    return kind_of_number(number_read(tx, frame, instructions[at:end]) if end > at else frame.stack[-1], dtype) if compares else bool
 
 
 @method(TensorVal, "item")
@@ -201,7 +219,7 @@ def item_of_tensor(tx, self, *args, **kwargs):
     dtype, single = self.fake.dtype, all(type(size) is int and size == 1 for size in self.fake.shape)
     plain = dtype.is_floating_point or dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
     may = type(as_item(self)) is not Const and not args and not kwargs and tx.options.trusting and tx.outer is None and single and plain
-    kind = decides(tx.frames[-1]) if may else None
+    kind = decides(tx, tx.frames[-1], dtype) if may else None
     if kind is None:
         return call_tensor_method(tx, self, "item", args, kwargs)
     number = emit(tx, "reshape", [self, TupleVal(items=[])])

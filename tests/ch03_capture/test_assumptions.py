@@ -184,6 +184,57 @@ def test_a_number_that_decides_more():
         both(f, (torch.arange(3.0), torch.arange(8), 9), (torch.arange(3.0), torch.arange(8), 3), fullgraph=False)
 
 
+class Rounded:
+    def __init__(self, most):
+        self.__dict__["most"] = most
+
+    @property
+    def most(self):
+        return self.__dict__["most"] + 0.5
+
+
+LARGEST = 2**24
+
+
+@pytest.mark.parametrize("backend", ["eager", "default"])
+def test_a_number_is_compared_as_exactly_as_python_compares(backend):
+    def of_a_property(x, i, limits):
+        assert i.item() <= limits.most
+        return x * 2
+
+    def of_what_was_written(x, i, limits):
+        before, limits.most = limits.most, limits.most + 0.5
+        try:
+            assert i.item() <= limits.most
+        finally:
+            limits.most = before
+        return x * 2
+
+    def of_a_written_global(x, i, limits):
+        global LARGEST
+        LARGEST = 2**24 + 0.5
+        try:
+            assert i.item() <= LARGEST
+        finally:
+            LARGEST = 2**24
+        return x * 2
+
+    def of_a_large_int(x, i, limits):
+        assert i.item() < limits
+        return x * 2
+
+    def of_a_constant(x, i, limits):
+        assert i.item() != 2.0**53
+        return x * 2
+
+    x, at, near = torch.ones(2), torch.tensor(2**53 + 1), [torch.tensor(n) for n in (1, 2**24 + 1, 2)]
+    both(of_a_property, *[(x, i, Rounded(2**24)) for i in near], fullgraph=False, backend=backend)
+    both(of_what_was_written, *[(x, i, types.SimpleNamespace(most=2**24)) for i in near], fullgraph=False, backend=backend)
+    both(of_a_written_global, *[(x, i, None) for i in near], fullgraph=False, backend=backend)
+    both(of_a_large_int, *[(x, i, n) for i in (*near, at) for n in (2**63, 2**64, 5)], fullgraph=False, backend=backend)
+    both(of_a_constant, *[(x, i, None) for i in (at, *near, at - 1)], fullgraph=False, backend=backend)
+
+
 class Converged(Exception):
     pass
 
