@@ -9,6 +9,7 @@ from threading_help import eager_switching
 from torch import nn
 
 import minicompile
+from minicompile.ch02_guards import codegen
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -173,3 +174,25 @@ def test_what_is_disabled_stays_so():
         g(torch.ones(2))
         minicompile.reset()
     assert seen == [False, False] and minicompile.explain(g)(torch.ones(2)).graph_break_count == 1
+
+
+def test_a_version_that_another_thread_makes_while_the_question_is_written_is_found(monkeypatch):
+    def f(x, name):
+        return x + len(name)
+
+    compiled, x, limit = minicompile.compile(f, backend="eager", fullgraph=True), torch.ones(2), minicompile.config.recompile_limit
+    for size in range(1, limit):
+        compiled(x, "a" * size)
+    write = codegen.build_question
+
+    def while_another_compiles(*args):
+        monkeypatch.setattr(codegen, "build_question", write)
+        thread = threading.Thread(target=compiled, args=(x, "a" * limit))
+        thread.start()
+        thread.join()
+        return write(*args)
+
+    monkeypatch.setattr(codegen, "build_question", while_another_compiles)
+    for size in (1, *range(1, limit + 1), *range(1, limit + 1)):         # one more version would be one too many
+        assert compiled(x, "a" * size)[0] == 1 + size
+    assert codegen.build_question is write

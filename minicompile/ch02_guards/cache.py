@@ -116,7 +116,8 @@ def search(cache: EntryCache, args, first: int = 1):
 # %% [markdown]
 # Whom to try? Of few entries (as many as one function has of all patterns, by `limits.py`) one question names those that may fit. It is
 # kept until there is another entry, or another guard has told a call and an entry apart, and made when it is next wanted. Writing it for
-# hundreds of entries, anew with each of them, would take longer than it saves.
+# hundreds of entries, anew with each of them, would take longer than it saves. Other threads add, drop and move entries meanwhile, so
+# a question is only asked about as many as it was written for, and only kept if they are the same when it is.
 
 # %%
 FEW = 32                         # entries that share one question
@@ -137,9 +138,14 @@ def order_of_search(cache: EntryCache, who, args, first: int = 0):
 
 def answers(cache: EntryCache, asked, entries: list, args):
     """Those of the entries that may fit, by the question that is kept in `asked`. (An entry must not hold itself: True stands for it.)"""
-    if asked.question is None and cache.ask is not None:
-        asked.question = cache.ask(entries, [True] if asked is not cache else entries)
-    return entries if asked.question is None else asked.question(*args)
+    question = asked.question
+    if (question is None or question.entries != len(entries)) and cache.ask is not None:
+        question = asked.question = cache.ask(entries, [True] if asked is not cache else entries)
+        if question is not None:
+            question.entries = len(entries)
+        if asked is cache and cache.entries != entries:                 # another thread, or the collector, has changed them
+            cache.question = None
+    return entries if question is None else question(*args)
 
 
 def note_hit(cache: EntryCache, who, entry: Entry) -> None:
