@@ -555,6 +555,8 @@ INTS = {
     "power": (lambda x, n: x * 0.9 ** n, (3, 5, 7, 2)), "negative": (lambda x, n: x + n, (-3, -5, -2)),
     "size": (lambda x, n: torch.zeros(n, 3) + x[0, 0], (3, 5, 7, 2)), "view": (lambda x, n: x[:, :4].reshape(n, -1) * 2, (4, 2, 8)),
     "index": (lambda x, n: (x[n] * 2, x[:, n], x[1, n], x[None, n:, n]), (2, 3, 5, 4)),
+    "dots": (lambda x, n: (x[n, ...] * 2, x[..., n], x[n, ..., 1], x[..., None, n], x[..., n, n], x[n, :n, ...],
+                           x[torch.tensor([0, 2, 5]), ..., n]), (2, 3, 5, 4)),
     "from_end": (lambda x, n: (x[:, n] * 2, x[n:]), (-2, -3, -4)), "slice": (lambda x, n: (x[:, :n] * 2, x[:, -n:] + 1), (2, 3, 5)),
     "returned": (lambda x, n: (x * n, n + 1, n * n, n // 2), (3, 5, 7)), "arange": (lambda x, n: torch.arange(n) * 2, (3, 5, 7)),
     "class": (lambda x, n: x * n if n.__class__ is int else x, (3, 5, 7)),
@@ -589,6 +591,7 @@ def test_a_write_at_a_varying_position():
     def decode(cache, key, position):
         cache = cache.clone()
         cache[:, :, position] = key
+        cache[..., position, :] += key
         return cache[:, :, :position + 1].softmax(-1).sum(2)
     agree(decode, [(torch.randn(2, 3, 20, 4), torch.randn(2, 3, 4), p) for p in range(8)], "cpp", graphs=3)
 

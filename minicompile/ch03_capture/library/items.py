@@ -208,7 +208,7 @@ def item_of_object(tx, self, key):
 def select_symbolic(tx, tensor, key) -> tuple | None:
     """The tensor and the key that are left of `tensor[key]` when symbolic positions are taken: for `x[:, n]`, `x[:, n:n+1].select(1, 0)`
     and `...`. None where the key is not of this kind, or n may be out of range."""
-    parts = key.items if type(key) is TupleVal else [key]
+    parts = without_dots(tensor, key.items if type(key) is TupleVal else [key])
     if not any(type(p) is SymVal and p.cls is int for p in parts):
         return None
     if not all(type(p) in (SymVal, SliceVal) or is_index_tensor(p) or type(p) is Const and type(p.value) in (int, type(None))
@@ -232,6 +232,15 @@ def select_symbolic(tx, tensor, key) -> tuple | None:
     for d in picked:
         result = emit(tx, "select", [result, const(d), const(0)])
     return result, TupleVal(items=rest) if any(type(p) is TensorVal for p in rest) else const(Ellipsis)
+
+
+def without_dots(tensor, parts: list) -> list:
+    """The parts of a key with as many whole slices as there are dimensions left in the place of `...`."""
+    dots = [i for i, p in enumerate(parts) if type(p) is Const and p.value is Ellipsis]
+    if len(dots) != 1:
+        return parts
+    left = tensor.fake.dim() - sum(p is not NONE for p in parts) + 1
+    return [*parts[:dots[0]], *[SliceVal(NONE, NONE, NONE)] * left, *parts[dots[0] + 1:]]
 
 
 def is_index_tensor(value) -> bool:
