@@ -26,18 +26,22 @@ template <class T> MC void mc_row_welford(const T* t, int64_t count, double& mea
   mean += delta * count / all;
   seen = all;
 }
-// The mean is that of the distances from the first element, so that no digits are lost where it is much larger than the spread.
-template <class T> MC void mc_column_welford(T x, T inverse, T& first, T& mean, T& m2) {  // inverse = 1 / elements so far
-  first = inverse == 1 ? (x - x == 0 ? x : 0) : first;
-  const T distance = x - first, delta = distance - mean;
-  mean += delta * inverse;
-  m2 += delta * (distance - mean);
+// The mean is `mean + rest`. Now and then, which is the same for all columns, what `mean` has digits for goes there from `rest`. So
+// nothing is lost of many numbers that are alike, nor after one that is much larger than the others.
+template <class T> MC void mc_column_welford(T x, T inverse, bool settle, T& mean, T& rest, T& m2) {  // inverse = 1 / elements so far
+  const T sum = mean + rest;
+  rest = settle ? rest - (sum - mean) : rest;
+  mean = settle ? sum : mean;
+  const T distance = x - mean, delta = distance - rest;
+  rest += delta * inverse;
+  m2 += delta * (distance - rest);
 }
-template <class T> MC void mc_column_flush(T first, T& mean, T& m2, T count, double& centre, double& spread, double all) {
-  const double gap = first - centre + mean, share = count / (all + count);
+template <class T> MC void mc_column_flush(T& mean, T& rest, T& m2, T count, double& centre, double& spread, double all) {
+  const double gap = mean - centre + rest, share = count / (all + count);
   centre += gap * share;
   spread += m2 + gap * gap * all * share;
   mean = 0;
+  rest = 0;
   m2 = 0;
 }
 

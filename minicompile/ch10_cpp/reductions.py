@@ -557,8 +557,9 @@ class ColumnStep:
 # numbers loses the small ones. So sums and variances count in float for `FLUSH` rows, and are then flushed into a double,
 # which is what `flush` and `each_flush` are for; what the double holds at the end becomes a float once, and not for each
 # element that is divided by it. A maximum loses nothing and needs no flush. The variance divides by
-# the count at each step; the quotient is the same for all columns and is computed once for a row (`each_row`). Its mean is that of
-# distances from the first element after a flush: of a float near 10,000 the last place is a thousandth.
+# the count at each step; the quotient is the same for all columns and is computed once for a row (`each_row`). Its mean is the sum of
+# two floats, since of one near 10,000 the last place is a thousandth. After 1, 2, 4, 8 rows and so on (`settle`) the first takes over what
+# it can of the second, which in between is small and the only one that changes.
 
 # %%
 def _column_step(e: Emitter, r: Value, x: str, long: bool) -> ColumnStep:
@@ -568,18 +569,18 @@ def _column_step(e: Emitter, r: Value, x: str, long: bool) -> ColumnStep:
     t, n = register_type(dtype), fresh(e, "_")
     acc, total = f"acc{n}[lane]", f"total{n}[lane]"
     if kind == "welford":       # running mean within some rows, then merged in double
-        names = [f"{name}{n}" for name in ("mean", "m2", "first", "centre", "spread")[:5 if long else 3]]
-        mean, m2, first, *total = [f"{name}[lane]" for name in names]
-        flush = f"mc_column_flush<{t}>({', '.join([first, mean, m2, f'count{n}', *total, f'all{n}'])});"
-        whole = total or (f"{first} + {mean}", m2)
+        names = [f"{name}{n}" for name in ("mean", "rest", "m2", "centre", "spread")[:5 if long else 3]]
+        mean, rest, m2, *total = [f"{name}[lane]" for name in names]
+        flush = f"mc_column_flush<{t}>({', '.join([mean, rest, m2, f'count{n}', *total, f'all{n}'])});"
         return ColumnStep(
             [(kind, name, "0") for kind, name in zip((t, t, t, "double", "double"), names)],
-            element=[f"mc_column_welford<{t}>({x}, inverse{n}, {first}, {mean}, {m2});"],
+            element=[f"mc_column_welford<{t}>({x}, inverse{n}, settle{n}, {mean}, {rest}, {m2});"],
             result=(mean, m2, f"({t})all{n}" if long else f"count{n}"),
             flush=[flush] if long else [],
-            end=[*([flush] if long else []), *(f"{place} = ({t})({value});" for place, value in zip((mean, m2), whole))],
+            end=[flush, *(f"{place} = ({t}){whole};" for place, whole in zip((mean, m2), total))] if long else [f"{mean} += {rest};"],
             counters=[f"{t} count{n} = 0;", f"double all{n} = 0;"],
-            each_row=[f"count{n} += 1;", f"const {t} inverse{n} = 1 / count{n};"],
+            each_row=[f"const bool settle{n} = ((int64_t)count{n} & (int64_t)count{n} - 1) == 0;", f"count{n} += 1;",
+                      f"const {t} inverse{n} = 1 / count{n};"],
             each_flush=[f"all{n} += count{n};", f"count{n} = 0;"])
     if kind in ("argmax", "argmin"):
         extreme = f"mc_column_extreme<{'true' if kind == 'argmax' else 'false'}, {t}>"

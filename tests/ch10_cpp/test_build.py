@@ -16,6 +16,7 @@ from minicompile.ch10_cpp.emit import emit_cpp
 from minicompile.errors import MinicompileError
 
 from .kernels import Body, kernel, variables
+from .pipeline import compile_cpp
 
 
 def scaled(size, factor, name="kernel0"):
@@ -228,6 +229,19 @@ def test_int64_and_floats_become_each_other_in_vectors(given, wanted, fresh_cach
     b.store("y", i[0].expr, b.to_dtype(b.load("x", i[0].expr, given), wanted))
     told = vectorised(emit_cpp(kernel(i, (), [(i, (), b)], {"x": x}, {"y": y})))
     assert "loop vectorized" in told, told
+
+
+@pytest.mark.parametrize("function", [torch.tanh, torch.nn.functional.gelu, torch.nn.functional.silu])
+def test_a_variance_of_columns_of_a_long_function_is_made_in_vectors(function, fresh_cache):
+    """g++ has made branches of a select that differs from column to column, and then took ten times as long."""
+    if "clang" in build.compiler():
+        pytest.skip("asks g++ what it has vectorised")
+    _, (source,) = compile_cpp(lambda x: torch.var(function(x), 0), torch.randn(100, 512))
+    lines = build._file_text([(*build._named(source), source)]).splitlines()
+    step = next(k for k, line in enumerate(lines) if line.strip().startswith("mc_column_welford"))
+    loop = next(k for k in range(step, 0, -1) if "#pragma omp simd" in lines[k])
+    lines = [int(line.split(":")[1]) - 1 for line in vectorised(source).splitlines()]
+    assert any(loop < line <= step for line in lines), lines
 
 
 def test_clang_is_given_no_flags_that_it_refuses(monkeypatch):
