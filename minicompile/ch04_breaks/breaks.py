@@ -105,8 +105,9 @@ def capture_or_cut(func, args: dict, options: cap.CaptureOptions) -> cap.Capture
 # ```
 #
 # `capture_until` is the loop that moves the cut. The second trace stops at `stop`, and `cut` writes down what it has done. If the frame
-# holds something that no text can make at run time, the error says at which instruction that was born, and `stop` goes there. It only
-# ever goes back, so the loop ends: where there is no earlier instruction, the whole frame is left to Python.
+# holds something that no text can make at run time, the error says at which instruction that was born, and `stop` goes there. Between the
+# two halves of one of 3.13's instructions for two locals Python has no place, so the cut is before both. `stop` only ever goes back, so the
+# loop ends: where there is no earlier instruction, the whole frame is left to Python.
 
 # %%
 def capture_until(func, args, options, error) -> cap.Captured:
@@ -117,6 +118,9 @@ def capture_until(func, args, options, error) -> cap.Captured:
         if done.result is not None:
             raise SkipFrame(f"the second trace did not stop where the first broke: {error.reason}",
                             error.location)
+        if is_within_instruction(done.frame):
+            stop -= 1
+            continue
         if done.tx.loop is not None and any(value is done.tx.loop() for value in done.frame.stack):
             raise SkipFrame(f"a loop that was unrolled breaks: {error.reason}", error.location)
         try:
@@ -130,6 +134,11 @@ def capture_until(func, args, options, error) -> cap.Captured:
             if not 0 <= earlier < stop:
                 raise SkipFrame(f"{error.reason}; and {inner.reason}", error.location) from None
             stop = earlier
+
+
+def is_within_instruction(frame) -> bool:
+    instructions = frame.decoded.instructions
+    return instructions[frame.ip - 1].offset == instructions[frame.ip].offset
 
 
 # %% [markdown]

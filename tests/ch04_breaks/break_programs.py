@@ -1307,3 +1307,5 @@ ALL = [f for f in list(globals().values()) if isinstance(f, types.FunctionType) 
        and f.__name__ not in ("effect", "fail", "seen_state", "generator_context", "quiet_gradients", "closing", "refer", "made")]
 # Nothing to compile, or it raises each time
 EAGER = ("unbound_later", "return_in_finally", "generator_expression", "runs_text", "writes_locals")
+if sys.version_info < (3, 12):           # a comprehension that breaks is a frame of its own, and runs as it is
+    EAGER += ("comprehension", "two_comprehensions", "comprehension_shadows")

@@ -230,6 +230,28 @@ def test_break(function, graphs):
         assert len(backend.graphs) == graphs
 
 
+def twice(x, t):
+    return x * 2
+
+
+@pytest.mark.parametrize("function", [
+    lambda x, t: twice(x, t), lambda x, t: twice(x, t=t) + 1, lambda x, t: twice(x + 1, t) * x, lambda x, t: (x, t)[0] + 1,
+    lambda x, t: [twice(y, t) for y in (x, x + 1)], lambda x, t: x * t, lambda x, t: twice(twice(x, t), t)], ids=range(7))
+def test_an_argument_that_breaks_is_loaded_with_another(function):
+    """By one instruction, from Python 3.13 on, in the middle of which no graph can end."""
+    class Marked(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    compiled = minicompile.compile(function, backend="eager")
+    for n in (2, 3):
+        given = torch.arange(4.0), torch.tensor(n).as_subclass(Marked)
+        got, want = compiled(*given), function(*given)
+        assert type(got) is type(want)
+        torch.testing.assert_close(got, want)
+
+
 def test_fullgraph_names_reason_line_and_chain():
     with pytest.raises(GraphBreakError) as info:
         minicompile.compile(callee_breaks, backend="eager", fullgraph=True)(torch.ones(2))
