@@ -47,6 +47,13 @@ def agree(function, calls, backend="aot_eager", graphs=2, **options):
 
 # ---- sizes
 
+@pytest.mark.parametrize("correction", [0.5, 1.5, -0.5, 4.5, 4])
+def test_a_variance_of_a_size_that_varies(correction):
+    """Divided by the size less any number, and by 0 where that is less."""
+    agree(lambda x: (x.var(0, correction=correction), x.std(0, correction=correction), *torch.var_mean(x, 0, correction=correction)),
+          [(torch.randn(n, 3, requires_grad=correction < 2),) for n in (2, 3, 5, 6)], "cpp")
+
+
 def randn(*pattern):
     """Random tensors with the sizes (n, m) in the place of "n" and "m"."""
     return lambda n, m: torch.randn([{"n": n, "m": m}.get(d, d) for d in pattern])

@@ -8,7 +8,7 @@
 import math
 from functools import partial
 
-from ...ch01_graphs.symbolic import add, product
+from ...ch01_graphs.symbolic import product
 from ..builder import compute_dtype
 from ..lazy import from_buffer
 from ..reductions import block_results, reduction, reduction_loop, result_buffers, split_plan
@@ -32,11 +32,11 @@ def var_mean(g, x, dims, *, correction=1, keepdim=False):
     if not dims or count == 0 or not x.dtype.is_floating_point or not x.size:
         return NotImplemented
     dtype = compute_dtype(x.dtype)
-    divisor = max(count - correction, 0) if isinstance(count, int) else add(count, -int(correction))
     names, strides = result_buffers(g, g.val, dims, keepdim)
 
     def results(b, squares, mean):
-        by = b.constant(divisor, dtype) if isinstance(count, int) else b.index(divisor, dtype)
+        by = b.constant(max(count - correction, 0), dtype) if isinstance(count, int) else b.op(
+            "maximum", b.op("sub", b.index(count, dtype), b.constant(correction, dtype)), b.constant(0, dtype))
         return [b.op("truediv", squares, by), mean]
 
     def whole(b, elements, position):
