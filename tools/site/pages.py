@@ -298,6 +298,9 @@ def bars(rows: list[dict], name: str) -> str:
 
 # ---- API --------------------------------------------------------------------------------------------------
 
+ENTRIES = 200                    # about so many are one page, half of what a page may weigh
+
+
 def api(book: links.Book, chapters: list[str]) -> list[Page]:
     """The public names, and a page or two per chapter with every function and class that has a docstring."""
     package = book.modules[names.PACKAGE]
@@ -314,12 +317,19 @@ def api(book: links.Book, chapters: list[str]) -> list[Page]:
     for chapter in chapters:
         modules = names.reading_order([m for m in book.modules.values() if m.chapter == chapter])
         for part in ("", *sorted({part_of(m) for m in modules} - {""})):
-            title = pipeline.label(chapter) + (part and f", {part}")
-            page = Page(f"api/{chapter}{part and '_' + part}", f"API: {title}", chapter)
+            title, number, entries = pipeline.label(chapter) + (part and f", {part}"), 1, 0
+            address = f"api/{chapter}{part and '_' + part}"
+            page = Page(address, f"API: {title}", chapter)
             page.prose(f"# API of chapter {int(chapter[2:4])}: {title}")
             for module in (m for m in modules if part_of(m) == part):
+                if entries > ENTRIES:
+                    made.append(page)
+                    number, entries = number + 1, 0
+                    page = Page(f"{address}_{number}", f"API: {title}, {number}", chapter)
+                    page.prose(f"# API of chapter {int(chapter[2:4])}: {title}, continued")
                 listed = [(n, d) for n, d in module.definitions.items()
                           if d.doc and d.kind in ("function", "class") and not n.startswith("_")]
+                entries += len(listed)
                 if listed:
                     page.prose(f"## {module.name.removeprefix(names.PACKAGE + '.')}")
                 for name, definition in listed:
