@@ -12,10 +12,10 @@
 # failing.
 #
 # A miss tells something: by which guards the entry and that call differ. They come first from then on, as the **question** that tells
-# which entries are to be tried. Where the versions are for the numbers 1 to 8, a call with a 9 compares one number eight
-# times, and does not ask for the state of the library and all that comes before a number among the guards, nor eight times for the list
-# that the number is in. When the head has missed
-# eight calls, it is no better than the others, and is asked like them (`note_miss`), until one entry serves two calls again.
+# which entries are to be tried. Where the versions are for the numbers 1 to 8, a call with a 9 compares one number eight times, and does
+# not ask for the state of the library and all that comes before a number among the guards, nor eight times for the list that the number
+# is in. When the head has missed eight calls, it is no better than the others, and is asked like them (`note_miss`), until one entry
+# serves two calls again.
 #
 # The blocks of a model share the code of their class, and where each is compiled by itself and has numbers of its own, each has its own
 # entries: a hundred blocks would ask a hundred entries each. But a block that comes again is mostly served by one of the entries that

@@ -215,7 +215,7 @@ def decides(tx: Tracer, frame, dtype):
 
 
 @method(TensorVal, "item")
-def item_of_tensor(tx, self, *args, **kwargs):
+def item_or_tensor(tx, self, *args, **kwargs):
     dtype, single = self.fake.dtype, all(type(size) is int and size == 1 for size in self.fake.shape)
     plain = dtype.is_floating_point or dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
     may = type(as_item(self)) is not Const and not args and not kwargs and tx.options.trusting and tx.outer is None and single and plain

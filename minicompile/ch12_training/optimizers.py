@@ -23,7 +23,7 @@ from ..ch01_graphs.fake import storage_key
 from ..ch01_graphs.symbolic import present
 from ..ch03_capture import hook
 from ..ch03_capture.calls import BY_CODE, DISABLED_BY_TORCH, handles, inline_code
-from ..ch03_capture.comparisons import item_of_tensor
+from ..ch03_capture.comparisons import item_or_tensor
 from ..ch03_capture.constants import as_number
 from ..ch03_capture.effects import call_later, changed
 from ..ch03_capture.inputs import counter
@@ -175,7 +175,7 @@ def map_over_lists(tx: Tracer, op, *operands):
 # result to float32. (A sum or product of two such numbers in float64, rounded to float32, is theirs in float32.)
 # From there on `lr / (1 - beta ** step)` is arithmetic on the host before the kernels run, in float64 as in
 # eager. Only PyTorch's own code is answered so. Where a program asks for a number, the graph breaks, unless it only decides whether
-# to raise (`item_of_tensor` in chapter 3): what programs do with one is as often a decision as a computation.
+# to raise (`item_or_tensor` in chapter 3): what programs do with one is as often a decision as a computation.
 
 # %%
 @METHODS.of((TensorVal, "item"))
@@ -183,7 +183,7 @@ def item(tx: Tracer, self: TensorVal) -> AbstractValue:
     """tensor.item()"""
     known, (done, version) = as_number(self), self.updates or ((), self.version)
     if type(known) is Const or not can_be_read(tx, self, version):
-        return item_of_tensor(tx, self)
+        return item_or_tensor(tx, self)
     if type(known) is not SymVal:
         known = counter(tx, self.source, self.real.item())
         rounded = functools.partial(emit_float, tx, "float32") if self.fake.dtype is torch.float32 else operator.itemgetter(0)

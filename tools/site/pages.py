@@ -302,7 +302,7 @@ ENTRIES = 200                    # about so many are one page, half of what a pa
 
 
 def api(book: links.Book, chapters: list[str]) -> list[Page]:
-    """The public names, and a page or two per chapter with every function and class that has a docstring."""
+    """The public names, and some pages per chapter with every function and class that has a docstring."""
     package = book.modules[names.PACKAGE]
     index = Page("api/index", "API")
     index.prose("# API\n\nWhat `import minicompile` offers. It mirrors `torch.compile`.")
@@ -317,26 +317,28 @@ def api(book: links.Book, chapters: list[str]) -> list[Page]:
     for chapter in chapters:
         modules = names.reading_order([m for m in book.modules.values() if m.chapter == chapter])
         for part in ("", *sorted({part_of(m) for m in modules} - {""})):
-            title, number, entries = pipeline.label(chapter) + (part and f", {part}"), 1, 0
-            address = f"api/{chapter}{part and '_' + part}"
-            page = Page(address, f"API: {title}", chapter)
-            page.prose(f"# API of chapter {int(chapter[2:4])}: {title}")
-            for module in (m for m in modules if part_of(m) == part):
-                if entries > ENTRIES:
-                    made.append(page)
-                    number, entries = number + 1, 0
-                    page = Page(f"{address}_{number}", f"API: {title}, {number}", chapter)
-                    page.prose(f"# API of chapter {int(chapter[2:4])}: {title}, continued")
-                listed = [(n, d) for n, d in module.definitions.items()
-                          if d.doc and d.kind in ("function", "class") and not n.startswith("_")]
-                entries += len(listed)
-                if listed:
-                    page.prose(f"## {module.name.removeprefix(names.PACKAGE + '.')}")
-                for name, definition in listed:
-                    entry(page, name, f"{module.name}.{name}", module, definition, level="###")
-            made.append(page)
+            made += api_of(chapter, part, [m for m in modules if part_of(m) == part])
     listing = [f"- [{page.title.removeprefix('API: ')}]({page.address.removeprefix('api/')}.html)" for page in made[1:]]
     index.prose("## By chapter\n\n" + "\n".join(listing))
+    return made
+
+
+def api_of(chapter: str, part: str, modules: list[names.Module]) -> list[Page]:
+    """The pages of a part of a chapter. A module that begins after `ENTRIES` begins another page."""
+    made, entries = [], ENTRIES + 1
+    for module in modules:
+        if entries > ENTRIES:
+            parts, entries = [part] * bool(part) + [str(len(made) + 1)] * bool(made), 0
+            title = ", ".join([pipeline.label(chapter), *parts])
+            made.append(Page("api/" + "_".join([chapter, *parts]), f"API: {title}", chapter))
+            made[-1].prose(f"# API of chapter {int(chapter[2:4])}: {title}")
+        listed = [(n, d) for n, d in module.definitions.items()
+                  if d.doc and d.kind in ("function", "class") and not n.startswith("_")]
+        if listed:
+            made[-1].prose(f"## {module.name.removeprefix(names.PACKAGE + '.')}")
+        for name, definition in listed:
+            entry(made[-1], name, f"{module.name}.{name}", module, definition, level="###")
+        entries += len(listed)
     return made
 
 
