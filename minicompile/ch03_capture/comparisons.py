@@ -412,11 +412,18 @@ def compare_plain(tx, symbol, function, a, b):
         return emit(tx, function, [a, b])
     if decimal.Decimal in (a.cls, b.cls):                    # which equals numbers, and is none that a symbol knows
         return fold(tx, function, [specialize(a), specialize(b)])
+    if not in_floats(a) or not in_floats(b):
+        return fold(tx, function, [a, b])
     try:
         answer = function(*(v.sym if type(v) is SymVal else v.value for v in (a, b)))
         return const(numpy.bool_(bool(answer))) if a.cls in NUMPY_SCALARS or b.cls in NUMPY_SCALARS else boolean(answer)
     except TypeError as error:
         user_error(TypeError, str(error))
+
+
+def in_floats(value) -> bool:
+    """Whether a float may stand for it in a comparison. Python compares a float and a large int exactly, where symbols would round."""
+    return type(value) is not Const or not isinstance(value.value, int) or abs(value.value) <= 2**53
 
 
 def compare_sequences(tx, function, a, b):

@@ -198,6 +198,9 @@ def of_symbols(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inpl
     """`binary` of numbers of which some vary; None for sizes, whose expression the graph has."""
     if (result := of_scalars(tx, symbol, a, b)) is not None:
         return result
+    if {a.cls, b.cls} <= NUMBERS and not {a.cls, b.cls} <= {int, float} and \
+            (result := computed(tx, python_operator(BINARY[symbol]), [a, b], {})) is not None:
+        return result
     name, kinds, classes = BINARY[symbol], {type(a), type(b)}, {a.cls, b.cls}
     if classes <= {int, float} and symbol in FLOAT_OPERATORS and (float in classes or symbol == "/"):
         return emit_float(tx, name, [a, b])
@@ -276,8 +279,8 @@ def of_bits(symbol: str, bits: int) -> tuple | None:
 
 # %% [markdown]
 # Scalars of NumPy leave operators with tensors to the tensor, which takes them for numbers of Python. Among each other
-# they have rules of their own: `np.float64` divides by zero, and a negative one has a power with a warning. Where those do not show,
-# the arithmetic of `np.float64` is that of floats.
+# they have rules of their own: `np.float64` divides by zero, a negative one has a power with a warning, and `np.float32` rounds.
+# Where those do not show, the arithmetic of `np.float64` is that of floats, and the graph has it; elsewhere the entry computes it.
 
 # %%
 def of_scalars(tx, symbol: str, a: AbstractValue, b: AbstractValue) -> SymVal | None:

@@ -1,21 +1,26 @@
 # %% [markdown]
 # # What functions make of numbers that vary
 #
-# `round(n, -1)`, `math.isqrt(n)`, `len(f"{n}")`, `math.isnan(lr)`: of a number that varies, what the function gives is no expression that
-# sizes or floats can have, but the entry can call it, as capture does. If it gives a number, this is a number of its own, a text waits for
-# somebody who looks at it, and yes or no is guarded. Anything else needs a version for each value.
+# `round(n, -1)`, `math.isqrt(n)`, `len(f"{n}")`, `math.isnan(lr)`, `numpy.cos(t)`: of a number that varies, what the function gives is no
+# expression that sizes or floats can have, but the entry can call it, as capture does. If it gives a number, this is a number of its own, a
+# text waits for somebody who looks at it, and yes or no is guarded. Anything else needs a version for each value.
 
 # %%
 import builtins
 import math
 
+import numpy
+import torch
+
 from ..ch01_graphs.floats import free_names
 from ..ch01_graphs.shapes import expr_of
-from ..ch02_guards.sources import ComputedSource, Source, VaryingItemSource
+from ..ch02_guards.sources import CallSource, ComputedSource, Source, VaryingItemSource
 from .inputs import TENSOR_TYPES, wrap_dynamic_number
 from .keys import entries
 from .tracer import Tracer, constant_source, guard
-from .values import AbstractValue, Const, ListVal, NotConstant, SliceVal, SymVal, TupleVal, boolean, is_identity, is_unseen
+from .values import (
+    AbstractValue, Const, ListVal, NUMBERS, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal, TupleVal, boolean, const, is_identity,
+    is_unseen)
 from .wrap import realize, wait, wrap
 
 
@@ -27,10 +32,10 @@ def computed(tx: Tracer, function, args, named: dict) -> AbstractValue | None:
         source, result = application(tx, function, args, named)
     except NotConstant:
         return None
-    if type(result) is bool:
-        guard(tx, source, "CONSTANT_MATCH", result)
-        return boolean(result)
-    if type(result) in (int, float):
+    if type(result) in (bool, numpy.bool_):
+        guard(tx, source if type(result) is bool else CallSource(source, "item"), "CONSTANT_MATCH", bool(result))
+        return boolean(result) if type(result) is bool else const(result)
+    if type(result) in NUMBERS:
         return wrap_dynamic_number(tx, result, source)
     return wait(tx, result, source) if type(result) is str else None
 
@@ -99,13 +104,17 @@ def argument_at(tx: Tracer, value) -> tuple:
     """What stands for a value in a `ComputedSource`, and the object that it is now."""
     if is_unseen(value):
         return application(tx, *value.recipe) if value.recipe else (value.source, value.hidden)
-    if type(value) is SymVal and value.scalar is None:
+    if type(value) is SymVal and value.scalar is not None:
+        return application(tx, value.scalar, [SymVal(node=value.node, sym=value.sym)], {})
+    if type(value) is SymVal:
         number = expr_of(value.sym)
         return number, tx.symbols.env.hint(number)
-    if type(value) in (TupleVal, ListVal) and value.cls in (tuple, list):
-        return application(tx, as_plain_list if value.cls is list else as_tuple, [realize(tx, v) for v in entries(tx, value)], {})
+    if type(value) in (TupleVal, ListVal) and value.cls in SEQUENCES:
+        return application(tx, SEQUENCES[value.cls], [realize(tx, v) for v in entries(tx, value)], {})
     if type(value) is SliceVal:
         return application(tx, slice, ends(value), {})
+    if type(value) is ObjVal and type(value.real) is type and value.real in NUMPY_SCALARS | NUMBERS:
+        return function_at(tx, value.real), value.real
     if type(value) is not Const or is_identity(value):
         raise NotConstant
     plain = type(value.value) in (int, bool, str, bytes, type(None)) or type(value.value) is float and math.isfinite(value.value)
@@ -127,3 +136,10 @@ def as_tuple(*items) -> tuple:
 
 def as_plain_list(*items) -> list:
     return [*items]
+
+
+def as_size(*items) -> torch.Size:
+    return torch.Size(items)
+
+
+SEQUENCES = {tuple: as_tuple, list: as_plain_list, torch.Size: as_size}

@@ -120,6 +120,30 @@ def test_the_type_of_what_is_handed_on_is_guarded():
     assert answers == [("a", True), (2, False), ("b", True), (3.0, False), (b"c", False), (None, False)]
 
 
+LARGE, HUGE = 2**53 + 1, 10**400
+COMPARISONS = {"large": lambda v: (v >= LARGE, v > LARGE, v < LARGE, LARGE >= v, v == LARGE, v != LARGE, v > -LARGE, 0 < v < LARGE),
+               "huge": lambda v: (v >= HUGE, v < HUGE, v == HUGE, v > -HUGE, HUGE < v),
+               "items": lambda v: (v in [LARGE, 3], (v, 1) < (LARGE, 2)),
+               "extremes": lambda v: (min(v, LARGE), max(v, LARGE), max(v, HUGE), sorted([v, LARGE, HUGE]))}
+
+
+def answered(function, *args):
+    try:
+        return function(*args)
+    except OverflowError as error:              # which NumPy raises of the huge one
+        return str(error)
+
+
+@pytest.mark.parametrize("ask", COMPARISONS.values(), ids=COMPARISONS)
+@pytest.mark.parametrize("kind", [float, np.float64])
+def test_a_float_that_varies_and_an_int_that_is_no_float(ask, kind):
+    def f(x, v):
+        return (x + 1 if v >= LARGE else x - 1), answered(ask, v)
+    compiled = minicompile.compile(f, backend="eager")
+    for number in map(kind, (1.5, 2.5, 2.0**53, 2.0**53 + 2, 1e300, math.inf, -3.5, -2.0**60)):
+        assert repr(compiled(torch.ones(1), number)) == repr(f(torch.ones(1), number)), number
+
+
 # ------------------------------------------------------------------ scalars of NumPy
 BETAS = np.linspace(1e-4, 0.02, 40)
 ALPHAS = np.cumprod(1 - BETAS)
@@ -150,13 +174,38 @@ def positions():
     return lambda x, n: (x[:n], x + (n + 1) // 2, int(n), n - 1, torch.tensor(n)), lambda i: (torch.arange(40), np.int64(2 + i))
 
 
+def functions_of(*functions, of=lambda i: 1.5 + i / 4):
+    return lambda: (lambda x, n: [f(x, n) for f in functions], lambda i: (torch.arange(24.).view(2, 3, 4).repeat(2 + i, 1, 1), of(i)))
+
+
+SCHEDULES = functions_of(lambda x, t: x * (0.5 * (1 + np.cos(np.pi * t))), lambda x, t: x * np.exp(-t) + np.clip(t, 2.0, 4.0),
+                         lambda x, t: (np.round(t, 1), np.round(t, decimals=2), np.float32(t) * np.float16(1.5), np.isnan(t)),
+                         lambda x, t: x * np.interp(t, [0, 5, 9], [0.0, 1.0, 0.5]) + np.mean([t, 1.0]))
+SIZES = functions_of(lambda x, _: x.view(np.prod(x.shape[:-1]), -1), lambda x, _: x.new_zeros(int(np.prod(x.size()))),
+                     lambda x, _: x[:int(np.ceil(x.shape[0] / 2))] / np.sqrt(len(x)), lambda x, _: x[:np.floor(len(x) / 2).astype(int)],
+                     lambda x, _: x.reshape(np.shape(x)[0], -1) * np.ndim(x), lambda x, _: f"{x.shape} {np.prod(x.shape)}",
+                     lambda x, _: np.prod(x.shape, dtype=np.float32) + np.sum(list(x.shape)))
+ARITHMETIC = functions_of(lambda x, s: (s // 2, s % 2, -s, abs(s), s * s, 2 ** s, 1 / s, x * (s * 2 - 1)),
+                          of=lambda i: np.float64(1.5 + i / 4))
+INTEGERS = functions_of(lambda x, s: (s // 2, -s, abs(s), s * s, s << 1, 1 / s, s * 0.5, x * (s * 2)), of=lambda i: np.int64(5 + i))
+
+
+def overflow():
+    return lambda x, n: x * np.prod([n, 2**40, 2**23]), lambda i: (torch.ones(2), 2 + i)
+
+
 SCALARS = {"float64": BETAS, "float32": BETAS.astype("f"), "int64": np.arange(2, 40)}
 
 
-@pytest.mark.parametrize("make", [*map(on_both_sides, SCALARS.values()), sampler, table, positions],
-                         ids=[*SCALARS, "sampler", "table", "positions"])
+@pytest.mark.parametrize("make", [*map(on_both_sides, SCALARS.values()), sampler, table, positions, SCHEDULES, SIZES, ARITHMETIC,
+                                  INTEGERS],
+                         ids=[*SCALARS, "sampler", "table", "positions", "schedules", "sizes", "arithmetic", "integers"])
 def test_scalars_of_numpy(make):
     count(make, 2)
+
+
+def test_a_product_of_numpy_that_does_not_fit_in_64_bits():
+    count(overflow, 3, calls=3)
 
 
 def test_where_scalars_of_numpy_differ_from_numbers():
