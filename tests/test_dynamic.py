@@ -385,6 +385,14 @@ DIFFERENTIATED = {
     "hinge": lambda x, p: F.hinge_embedding_loss(x, OTHER.sign(), margin=p),
     "triplet": lambda x, p: F.triplet_margin_loss(x, OTHER, OTHER + 1, margin=p, swap=True),
     "cosine": lambda x, p: F.cosine_embedding_loss(x, OTHER, OTHER[:, 0].sign(), margin=p),
+    "layer norm": lambda x, p: F.layer_norm(x, (8,), OTHER[0], OTHER[1], p), "rms norm": lambda x, p: F.rms_norm(x, (4, 8), OTHER, p),
+    "group norm": lambda x, p: F.group_norm(x.view(2, 4, 4), 2, OTHER[0, :4], OTHER[1, :4], p),
+    "instance norm": lambda x, p: F.instance_norm(x.view(2, 4, 4), weight=OTHER[0, :4], eps=p),
+    "batch norm": lambda x, p: F.batch_norm(x.view(2, 4, 4), None, None, OTHER[0, :4], OTHER[1, :4], True, eps=p),
+    "batch norm, kept": lambda x, p: (m := OTHER[0, :4].clone(), F.batch_norm(x.view(2, 4, 4), m, m + 1, None, None, True, p, p)),
+    "batch norm, evaluated": lambda x, p: F.batch_norm(x, OTHER[0], OTHER[1].abs() + 1, OTHER[2], None, False, 0.1, p),
+    "pad": lambda x, p: F.pad(x, (1, 2, 0, -1), value=p), "constant pad": lambda x, p: torch.constant_pad_nd(x, (1, 0), p) * x.sum(),
+    "nan_to_num": lambda x, p: x.where(x > 0, math.inf).where(x < 1, math.nan).nan_to_num(p, posinf=2 * p) + torch.nan_to_num(-x / 0, p),
 }
 
 
@@ -394,8 +402,22 @@ def test_a_float_that_a_derivative_depends_on_becomes_an_input(name, backend):
     x = torch.randn(4, 8)
     agree(DIFFERENTIATED[name], [(x, p) for p in (0.2, 0.3, 0.45, 0.9)], backend,
           graphs=2 + ("lerp" in name))          # which asks on what side of 1/2 it is
-    further = (1.0,) if name in ("celu", "huber", "triplet") else (1.0, 0.0, -0.0, 1e-300)        # these refuse 0
+    refuses = name in ("celu", "huber", "triplet", "batch norm", "batch norm, kept")
+    further = (1.0,) if refuses else (1.0, 0.0, -0.0, 1e-300)
     agree(DIFFERENTIATED[name], [(x, p) for p in further], backend, graphs=8)
+
+
+@pytest.mark.parametrize("norm", (lambda x, p: F.layer_norm(x, (3,), eps=p), lambda x, p: F.group_norm(x, 2, eps=p), lambda x, p:
+                                  F.instance_norm(x, eps=p), lambda x, p: F.batch_norm(x, None, None, training=True, eps=p)))
+def test_a_norm_whose_eps_varies_gives_the_layout_of_its_kernel(norm):
+    def f(x, p):
+        y = norm(x, p)
+        return y, y.stride(), (y * 2).stride()
+    for form in (lambda x: x.to(memory_format=torch.channels_last), lambda x: x.permute(1, 0, 3, 2)):
+        compiled = minicompile.compile(f, backend="loops")
+        for p in (0.2, 0.3, 0.45):
+            x = form(torch.randn(4, 4, 3, 3))
+            torch.testing.assert_close(compiled(x, p), f(x, p), check_stride=True)
 
 
 CALLED = {
@@ -726,13 +748,13 @@ def test_all_versions_count_for_who_asked_for_a_limit(limit, settings, monkeypat
 
 def test_the_limit_and_the_guard_that_kept_failing():
     def function(x, p):
-        return F.layer_norm(x, (4,), eps=p) * 0
+        return x.norm(p) * 0
     compiled = minicompile.compile(function, backend="aot_eager")
     x = torch.ones(4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for i in range(15):
-            torch.testing.assert_close(compiled(x, 0.01 + i / 100), x * 0)
+            assert compiled(x, 1.01 + i / 100) == 0
     assert driver.counters.graphs == minicompile.config.recompile_limit
     [warning] = [str(w.message) for w in caught if "minicompile" in str(w.message)]
     assert "p changed" in warning or "f0 ==" in warning

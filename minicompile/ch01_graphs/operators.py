@@ -39,9 +39,23 @@ class DataDependent(Unsupported):
 def _check_data_dependent(func, args):
     if func in DATA_DEPENDENT:
         raise DataDependent(f"{func} gives a result that depends on tensor values")
-    if func is aten.index.Tensor and any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8)
-                                         for i in args[1]):
+    if func is aten.index.Tensor and any(map(_is_mask, args[1])):
         raise DataDependent("indexing with a mask gives a result whose size depends on tensor values")
+    if func.overloadpacket in (aten.index_put, aten.index_put_, aten._index_put_impl_) and any(map(_is_mask, args[1])):
+        _check_one_for_all(*args[:3])
+
+
+def _is_mask(index) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _check_one_for_all(x, indices, values):
+    """A mask is given one value for all of its places, or as many as there are."""
+    behind = x.dim() - sum(1 if i is None or not _is_mask(i) else i.dim() for i in indices)
+    first = next(k for k, i in enumerate(indices) if i is not None)
+    places = behind + sum(i is None for i in indices[first:])              # dims of the result behind that of the places
+    if values.dim() > places and values.shape[values.dim() - places - 1] != 1:
+        raise DataDependent("the number of values for the places of a mask depends on tensor values")
 
 
 # %% [markdown]

@@ -62,10 +62,19 @@ def test_aliasing_is_kept():
 def test_data_dependent_results_are_refused():
     mode = FakeMode()
     x = mode.from_real(torch.ones(3))
+    def write(place, value):
+        y = (x * torch.ones(2, 1)).clone()
+        y[place] = value
+        return y.shape
+
     with mode:
-        for use in (lambda: x.sum().item(), lambda: x.nonzero(), lambda: x[x > 0], lambda: bool(x[0] > 0)):
+        mask = x > 0
+        for use in (lambda: x.sum().item(), lambda: x.nonzero(), lambda: x[mask], lambda: bool(x[0] > 0),
+                    lambda: write((slice(None), mask), x), lambda: write((0, mask), x), lambda: x.index_put((mask,), x),
+                    lambda: write(mask.expand(2, 3), x)):
             with pytest.raises(DataDependent):
                 use()
+        assert write(mask[:2], x) == write((slice(None), mask), x[:2, None]) == write(mask.expand(2, 3), 2.0) == (2, 3)
 
 
 def block(x, w):

@@ -265,21 +265,113 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
 # %% [markdown]
 # ## Statistics
 #
-# The momentum of a batch norm matters to the running statistics alone. Eager writes them without a word to autograd.
+# What a norm adds to a variance is data to the formula that its kernel computes, and the rules write that. Halves, which kernels widen,
+# are asked, and so is what PyTorch may refuse. The momentum of a batch norm matters to the running statistics alone; eager writes them
+# without a word to autograd.
 
 # %%
+def are_plain(x, *others) -> bool:
+    """Whether all are of one dtype that kernels compute in, nothing is cast, and each kernel gives the layout that arithmetic gives."""
+    return x.dtype in (torch.float32, torch.float64) and all(t is None or t.dtype is x.dtype for t in others) and \
+        not torch._C._is_any_autocast_enabled() and x.numel() > 0 and x.is_contiguous()
+
+
+def scaled(x, weight, bias):
+    """x * weight + bias, where both are there."""
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+def normalized(x, dims, eps):
+    var, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
+    return (x - mean) * (var + eps).rsqrt()
+
+
+def of_channels(x, t):
+    """A tensor of channels, to be broadcast to an image."""
+    return None if t is None else t.view(1, -1, *[1] * (x.dim() - 2))
+
+
+@rule(F.layer_norm, torch.layer_norm)
+def layer_norm(x, shape, weight=None, bias=None, eps=1e-5, *_):
+    if not are_plain(x, weight, bias) or not 0 < len(shape) <= x.dim() or tuple(x.shape[-len(shape):]) != tuple(shape) or \
+            any(t is not None and tuple(t.shape) != tuple(shape) for t in (weight, bias)):
+        return NotImplemented
+    return scaled(normalized(x, list(range(-len(shape), 0)), eps), weight, bias)
+
+
+@rule(F.rms_norm, torch.rms_norm)
+def rms_norm(x, shape, weight=None, eps=None):
+    if not are_plain(x, weight) or not 0 < len(shape) <= x.dim() or tuple(x.shape[-len(shape):]) != tuple(shape) or \
+            weight is not None and tuple(weight.shape) != tuple(shape):
+        return NotImplemented
+    return scaled(x * (x.square().mean(list(range(-len(shape), 0)), keepdim=True) + eps).rsqrt(), weight, None)
+
+
+@rule(F.group_norm)
+def group_norm(x, groups, weight=None, bias=None, eps=1e-5):
+    if not are_plain(x, weight, bias) or x.dim() < 2 or groups < 1 or x.shape[1] % groups or x.numel() == x.shape[1] == groups or \
+            any(t is not None and tuple(t.shape) != (x.shape[1],) for t in (weight, bias)):
+        return NotImplemented
+    parts = normalized(x.reshape(x.shape[0], groups, -1), [-1], eps)
+    return scaled(parts.reshape(x.shape), of_channels(x, weight), of_channels(x, bias))
+
+
+@rule(F.instance_norm)
+def instance_norm(x, mean=None, var=None, weight=None, bias=None, of_input=True, momentum=0.1, eps=1e-5):
+    if mean is not None or var is not None or not of_input or not are_plain(x, weight, bias) or x.dim() < 3 or \
+            x.numel() == x.shape[0] * x.shape[1] or any(t is not None and tuple(t.shape) != (x.shape[1],) for t in (weight, bias)):
+        return NotImplemented
+    return scaled(normalized(x, list(range(2, x.dim())), eps), of_channels(x, weight), of_channels(x, bias))
+
+
 @rule(F.batch_norm)
 def batch_norm(x, mean, var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
-    if not training or not x.numel() or type(momentum) is not torch.SymFloat or type(eps) is torch.SymFloat or \
-            mean is None or var is None or mean.is_inference() or var.is_inference() or \
-            mean.dtype not in (x.dtype, torch.float32) or x.dtype is torch.float64 and mean.dtype is not x.dtype:
+    dims = [d for d in range(x.dim()) if d != 1]
+    if type(eps) is torch.SymFloat and (not are_plain(x, mean, var, weight, bias) or x.dim() < 2 or x.numel() == x.shape[1]
+                                        or training and not eps > 0):
         return NotImplemented
-    out = F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
-    with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter((mean, var)):
-        now = torch.var_mean(x.detach().to(mean.dtype), [d for d in range(x.dim()) if d != 1])
-        for kept, new in zip((var, mean), now):
-            kept.mul_(1 - momentum).add_(new, alpha=momentum)
+    if not training:
+        if mean is None or var is None or type(eps) is not torch.SymFloat:
+            return NotImplemented
+        mean, var = of_channels(x, mean), of_channels(x, var)
+        return scaled((x - mean) * (var + eps).rsqrt(), of_channels(x, weight), of_channels(x, bias))
+    kept = mean is not None and var is not None
+    if not x.numel() or not kept and (mean is not var or type(eps) is not torch.SymFloat) or kept and (
+            mean.is_inference() or var.is_inference() or mean.dtype not in (x.dtype, torch.float32)
+            or x.dtype is torch.float64 and mean.dtype is not x.dtype):
+        return NotImplemented
+    if type(eps) is torch.SymFloat:
+        out = scaled(normalized(x, dims, eps), of_channels(x, weight), of_channels(x, bias))
+    else:
+        out = F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
+    if kept:
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter((mean, var)):
+            now = torch.var_mean(x.detach().to(mean.dtype), dims)
+            for old, new in zip((var, mean), now):
+                old.mul_(1 - momentum).add_(new, alpha=momentum)
     return out
+
+
+# %% [markdown]
+# ## Numbers put in
+#
+# Neither the border of an image nor what stands for NaN and infinity has a derivative.
+
+# %%
+@rule(F.pad)
+def pad(x, sizes, mode="constant", value=None):
+    return torch.constant_pad_nd(x, sizes, value) if mode == "constant" and x.is_floating_point() else NotImplemented
+
+
+@rule(torch.nan_to_num, "nan_to_num")
+def nan_to_num(x, nan=None, posinf=None, neginf=None):
+    if not x.is_floating_point():
+        return NotImplemented
+    info = torch.finfo(x.dtype)
+    low, high = info.min if neginf is None else neginf, info.max if posinf is None else posinf
+    finite = torch.where(x == torch.inf, high, torch.where(x == -torch.inf, low, x))
+    return torch.where(x.isnan(), 0.0 if nan is None else nan, finite)
 
 # %% [markdown]
 # ## Losses

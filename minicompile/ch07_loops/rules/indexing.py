@@ -13,7 +13,7 @@ from ...ch01_graphs.symbolic import as_expr, floordiv
 from ..builder import Builder, compute_dtype
 from ..ir import Layout
 from ..lazy import Lazy, dense_strides, footprint, from_buffer, make_lazy, new_buffer, product, sizes_of, store_into, strides_of
-from ..pointwise import broadcast_index, cast, element
+from ..pointwise import argument, broadcast_index, cast, element
 from ..table import lowering
 from .views import clamp_start, wrapped
 
@@ -114,7 +114,7 @@ def selected(b: Builder, inside, x, index, otherwise, dtype):
 
 @lowering("constant_pad_nd", reindex=True)
 def constant_pad(g, x, pad, value=0):
-    dtype, rank = g.val.dtype, len(x.size)
+    dtype, rank, value = g.val.dtype, len(x.size), argument(g, value)
     before = [0] * rank
     for k in range(len(pad) // 2):
         before[rank - 1 - k] = pad[2 * k]
@@ -126,7 +126,7 @@ def constant_pad(g, x, pad, value=0):
         for d in padded:
             source[d] = as_expr(index[d]) - before[d]
             inside = b.op("logical_and", inside, b.between(0, source[d], x.size[d]))
-        return selected(b, inside, x, tuple(source), b.constant(value, compute_dtype(dtype)), dtype)
+        return selected(b, inside, x, tuple(source), element(b, value, index, compute_dtype(dtype)), dtype)
 
     return make_lazy(g, inner, [x])
 
