@@ -152,7 +152,7 @@ class Decoded:
 def decode(code: types.CodeType) -> Decoded:
     instructions = [single for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG") for single in singles(i)]
     index, position = {}, 0
-    for offset in range(0, len(code.co_code) + 2, 2):      # a jump may aim at an EXTENDED_ARG prefix
+    for offset in range(len(code.co_code) + 2):            # a jump may aim at an EXTENDED_ARG prefix
         while position < len(instructions) and instructions[position].offset < offset:
             position += 1
         index[offset] = position
@@ -172,11 +172,12 @@ def refuse_instruction(tx, frame, i):
 
 
 def singles(i) -> list:
-    """3.13 has instructions for two locals, LOAD_FAST_LOAD_FAST and its like, with two indices in one argument: they become two."""
+    """3.13 has instructions for two locals, LOAD_FAST_LOAD_FAST and its like, with two indices in one argument: they become two, at
+    the two bytes, so that each has an offset of its own."""
     first, _, second = i.opname.partition("_FAST_")
     return [i] if second not in ("LOAD_FAST", "STORE_FAST") else [
-        i._replace(opname=name, opcode=dis.opmap[name], arg=arg, argval=value)
-        for name, arg, value in zip((f"{first}_FAST", second), (i.arg >> 4, i.arg & 15), i.argval)]
+        i._replace(opname=name, opcode=dis.opmap[name], arg=arg, argval=value, offset=offset)
+        for name, arg, value, offset in zip((f"{first}_FAST", second), (i.arg >> 4, i.arg & 15), i.argval, (i.offset, i.offset + 1))]
 
 
 def second_of_name(code, name, index):
@@ -297,7 +298,7 @@ def note_passage(frame: Frame, instruction, exc: ExcVal) -> None:
     before = TracebackVal() if exc.traceback is NONE else exc.traceback
     if type(before) is TracebackVal and not module_name(frame.globals).startswith("minicompile."):
         line = frame.decoded.lines[frame.decoded.index[instruction.offset]]
-        passed = frame.code, frame.globals, instruction.offset, line
+        passed = frame.code, frame.globals, instruction.offset & ~1, line
         exc.traceback = TracebackVal(passed=(*before.passed, passed))
 
 
@@ -361,9 +362,11 @@ def read_local(tx, frame, name):
     return realize(tx, value)
 
 
-def store_local(frame, name, value):
+def store_local(tx, frame, name, value):
     if value is NULL:
         frame.locals.pop(name, None)
+    elif name in frame.code.co_freevars:             # the cell that an inlined comprehension has hidden
+        frame.locals[name] = realize(tx, value)
     else:
         frame.locals[name] = value
 

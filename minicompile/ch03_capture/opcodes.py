@@ -77,7 +77,7 @@ instructions({
     "LOAD_FAST LOAD_FAST_CHECK": lambda tx, frame, i: read_local(tx, frame, i.argval),
     "LOAD_CLOSURE": lambda tx, frame, i: frame.locals[i.argval],
     "LOAD_FAST_AND_CLEAR": lambda tx, frame, i: frame.locals.pop(i.argval, NULL),
-    "STORE_FAST": lambda tx, frame, i, value: store_local(frame, i.argval, value),
+    "STORE_FAST": lambda tx, frame, i, value: store_local(tx, frame, i.argval, value),
     "LOAD_CONST": lambda tx, frame, i: constant_value(tx, i.argval),
 })
 

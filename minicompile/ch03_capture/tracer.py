@@ -211,7 +211,7 @@ def location(tx: Tracer):
     frame = user_frame(tx)
     if frame.place is None or frame.place[0] != frame.ip:        # it is asked for again and again
         name, i = frame.code.co_name, frame.decoded.instructions[max(frame.ip - 1, 0)]
-        frame.place = frame.ip, Location(frame.code.co_filename, line_of(frame), name, i.offset)
+        frame.place = frame.ip, Location(frame.code.co_filename, line_of(frame), name, i.offset & ~1)
     return frame.place[1]
 
 

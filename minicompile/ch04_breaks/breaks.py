@@ -26,7 +26,7 @@ from .. import advice
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.identity import held
-from ..ch02_guards.sources import LocalSource
+from ..ch02_guards.sources import ClosureCellSource, LocalSource
 from ..ch03_capture import capture as cap, hook
 from ..ch03_capture.effects import settled
 from ..ch03_capture.epilogue import Epilogue, expression, pool
@@ -105,9 +105,8 @@ def capture_or_cut(func, args: dict, options: cap.CaptureOptions) -> cap.Capture
 # ```
 #
 # `capture_until` is the loop that moves the cut. The second trace stops at `stop`, and `cut` writes down what it has done. If the frame
-# holds something that no text can make at run time, the error says at which instruction that was born, and `stop` goes there. Between the
-# two halves of one of 3.13's instructions for two locals Python has no place, so the cut is before both. `stop` only ever goes back, so the
-# loop ends: where there is no earlier instruction, the whole frame is left to Python.
+# holds something that no text can make at run time, the error says at which instruction that was born, and `stop` goes there. It only
+# ever goes back, so the loop ends: where there is no earlier instruction, the whole frame is left to Python.
 
 # %%
 def capture_until(func, args, options, error) -> cap.Captured:
@@ -118,9 +117,6 @@ def capture_until(func, args, options, error) -> cap.Captured:
         if done.result is not None:
             raise SkipFrame(f"the second trace did not stop where the first broke: {error.reason}",
                             error.location)
-        if is_within_instruction(done.frame):
-            stop -= 1
-            continue
         if done.tx.loop is not None and any(value is done.tx.loop() for value in done.frame.stack):
             raise SkipFrame(f"a loop that was unrolled breaks: {error.reason}", error.location)
         try:
@@ -136,18 +132,14 @@ def capture_until(func, args, options, error) -> cap.Captured:
             stop = earlier
 
 
-def is_within_instruction(frame) -> bool:
-    instructions = frame.decoded.instructions
-    return instructions[frame.ip - 1].offset == instructions[frame.ip].offset
-
-
 # %% [markdown]
 # `cut` makes the entry of a broken frame, in five parts:
 #
 # 1. The contexts that are active have to be on the stack, where the step can find them; one that was entered elsewhere moves the cut.
 # 2. What is handed over is collected: the values on the stack (`stack_slots`), and those local variables that the rest will
 #    read (`needed_locals`), each as the text by which the epilogue of chapter 3 makes it. Cells that closures share are handed over as
-#    cells. Some that it will not read are kept all the same (`kept_locals`, below).
+#    cells; a comprehension that has taken the place of one for its own variable, as 3.12 and later do, moves the cut to its front
+#    (`place_before_comprehension`). Some that it will not read are kept all the same (`kept_locals`, below).
 # 3. A frame that has made no graph by now, has written nothing and keeps what it was given needs no entry of its own (`only_step`, below).
 # 4. The step is made, from the breaking instruction and what prepares it, and told what varies (`hand_on`).
 # 5. The last lines of the entry put its call together, and choose who runs it. A resume function returns it to the loop that called
@@ -169,8 +161,11 @@ def cut(done: cap.Trace, reason) -> cap.Captured:
     needed, locals_, cells = resume.needed_locals(code, start), {}, {}
     for name, value in frame.locals.items():
         if type(value) is CellVal:
-            if value.source is None:
+            if not isinstance(value.source, ClosureCellSource):
                 cells[name] = expression(ep, value)
+        elif name in (*frame.code.co_cellvars, *frame.code.co_freevars):
+            raise Unsupported("graph break in a comprehension whose variable hides one that is shared with a closure",
+                              born=place_before_comprehension(tx, frame, name))
         elif name in needed:
             locals_[name] = expression(ep, value)
     lines, stored = cap.closing_lines(ep, done), stored_next(frame)
@@ -201,6 +196,17 @@ def cut(done: cap.Trace, reason) -> cap.Captured:
 # arguments. And `stack_slots` sorts what lies on the stack: values, and what only the interpreter can put there.
 
 # %%
+def place_before_comprehension(tx, frame, name: str) -> int:
+    """The place (`Unsupported.born`) in front of the comprehension that hides the function's variable `name`; 0 where another piece has
+    begun it."""
+    path = [(frame.decoded.instructions[ip], birth) for ip, birth in tx.path]
+    while path and (path[-1][0].opname, path[-1][0].argval) != ("LOAD_FAST_AND_CLEAR", name):
+        path.pop()
+    while path and path[-1][0].opname in ("LOAD_FAST_AND_CLEAR", "MAKE_CELL"):
+        path.pop()
+    return path[-1][1] + 1 if path else 0
+
+
 def step_for(*args):
     point = steps.make_step(*args)
     hook.skip_code(point.code)

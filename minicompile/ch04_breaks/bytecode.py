@@ -186,7 +186,7 @@ def encode_position(out: bytearray, position, units: int, previous: int) -> int:
 # In CPython 3.11 and later, arguments, locals, cells and free variables live in one array, `localsplus`,
 # and the instructions name them by index. Adding a parameter shifts the rest, so every index is translated.
 # (3.13 packs two indices below 16 into one argument, and after a shift they might not fit any more. Such pairs were
-# taken apart by `decode`.)
+# taken apart by `decode`, and each half has the offset of one of the two bytes.)
 
 # %%
 def localsplus_names(code) -> list[str]:
@@ -246,7 +246,7 @@ def live_table(code) -> dict[int, frozenset]:
                     after = after | {i.arg}
             if after != live[n]:
                 live[n], changed = after, True
-    return {i.offset: indices for i, indices in reversed(list(zip(instructions, live)))}
+    return {i.offset: indices for i, indices in zip(instructions, live)}
 
 
 # %%

@@ -309,7 +309,7 @@ def make_step(code, path: list, bound: set, stack: tuple) -> ResumePoint:
 # 2. Has the step been here? Then it leaves, or it would not end.
 # 3. Is it a jump of a loop: back, or `FOR_ITER`? It goes on with the next item.
 # 4. Is it a branch on what the step has pushed? It leaves on both sides.
-# 5. Does it store such a value, take it apart, or return? It is executed. (Some instructions of 3.13 are two here, `second_half`.)
+# 5. Does it store such a value, take it apart, or return? It is executed.
 # 6. Anything else may compute: it leaves, and the next graph begins here.
 #
 # In `counted`, what follows the `CALL` of `print` is
@@ -327,7 +327,6 @@ def put_away(w: Walk):
     instructions, seen = w.draft.instructions, set()
     while w.at >= 0:
         i = instructions[w.at]
-        second_half = w.at > 0 and instructions[w.at - 1].offset == i.offset
         following = instructions[w.at + 1].name if w.at + 1 < len(instructions) else ""
         returns = i.name == "RETURN_CONST" or i.name == "RETURN_VALUE" and w.fresh or \
             i.name in ("LOAD_CONST", "LOAD_FAST") and following == "RETURN_VALUE"
@@ -335,7 +334,7 @@ def put_away(w: Walk):
                 parameters_at(w.draft.code, i.offset, w.bound) == w.draft.parameters:
             w.draft.body.append(bc.new("JUMP_BACKWARD", target=w.draft.body[0], position=i.position))
             w.at = -1
-        elif w.at in seen and not second_half:
+        elif w.at in seen:
             leave_here(w)
         elif is_jump(i) and (i.name == "FOR_ITER" or "_IF_" not in i.name):
             seen.add(w.at)
@@ -343,7 +342,7 @@ def put_away(w: Walk):
             w.fresh = results(i)
         elif is_jump(i) and w.fresh:
             branch(w, i, None)
-        elif not is_jump(i) and (second_half or returns or i.name in ("NOP", "POP_EXCEPT") or w.fresh and (
+        elif not is_jump(i) and (returns or i.name in ("NOP", "POP_EXCEPT") or w.fresh and (
                 i.name in STORES or i.name in ("UNPACK_SEQUENCE", "GET_ITER", "TO_BOOL"))):
             seen.add(w.at)
             before = len(w.kinds)

@@ -236,6 +236,39 @@ def comprehension_shadows(x):
     return out, i
 
 
+def comprehension_hides_shared(x):
+    """Its variable has the name of one that a closure shares, whose place it takes from Python 3.12 on."""
+    v, shared = x + 1, lambda: v
+    out = [effect(v * x) for v in (1, 2)]
+    return shared() + v, out
+
+
+def comprehension_hides_shared_and_iterates(x):
+    v, shared = x + 1, lambda: v
+    effect(v)
+    out = [v * x for v in Countdown(3) if v != 1]
+    effect(out)
+    return shared() + v, out, [[effect(v) + w for w in Countdown(2)] for v in (x, v)]
+
+
+def comprehension_of_closures_fails(x):
+    v = x + 1
+    for w in (1, 2):
+        try:
+            [(lambda: effect(v))() / v for v in (w, 0)]
+        except ZeroDivisionError as error:
+            effect(str(error))
+        v = v + (lambda: v * w)()
+    return v
+
+
+def comprehension_in_comprehension_hides(x):
+    v = w = x + 1
+    shared = lambda: (v, w)
+    out = [[(lambda: effect(w + v))() for v in (x, 2)] for w in (1, 2)]
+    return out, [[w + effect(v) for v in (x, w)] for w in (1, 2)], shared()
+
+
 def try_before(x):
     y = x + 1
     try:

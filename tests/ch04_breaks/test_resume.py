@@ -380,7 +380,7 @@ def test_decode_encode_is_the_identity():
     for code in codes + [scope["big"].__code__]:
         instructions, handlers = bc.disassemble(code)
         raw, table, lines = bc.encode(instructions, handlers, code.co_firstlineno)
-        if len({i.offset for i in instructions}) < len(instructions):      # 3.13's pairs are taken apart, for good
+        if any(i.offset % 2 for i in instructions):                        # 3.13's pairs are taken apart, for good
             again = code.replace(co_code=raw, co_exceptiontable=table, co_linetable=lines)
             assert bc.encode(*bc.disassemble(again), code.co_firstlineno) == (raw, table, lines)
             continue
