@@ -3209,6 +3209,28 @@ def cached_lists_are_one_object():
     return f, (rand(3),)
 
 
+@pytest.mark.parametrize("make", [torch.randn, lambda n: torch.randn(n), lambda n: [n], lambda n: ({"n": n}, n),
+                                  lambda n: types.SimpleNamespace(n=n)])
+def test_what_a_cached_function_makes_of_sizes_that_vary_is_made_once(make):
+    first, second = functools.lru_cache(make), functools.lru_cache(make)
+
+    def f(x, made):
+        found = made(x.shape[0])
+        if isinstance(found, list):
+            found.append(1)
+        elif isinstance(found, types.SimpleNamespace):
+            found.n += 1
+        elif isinstance(found, tuple):
+            found[0]["n"] += 1
+        return x * 2, found, made(x.shape[0]) is found
+    compiled = minicompile.compile(f, backend="eager")
+    for n in (2, 3, 4, 5, 4, 5, 3):
+        torch.manual_seed(n)
+        ours = compiled(torch.ones(n), first)
+        torch.manual_seed(n)
+        check_same(list(ours), list(f(torch.ones(n), second)))
+
+
 @feature(calls=3)
 def cached_method_keeps_its_first_answer():
     class M(nn.Module):

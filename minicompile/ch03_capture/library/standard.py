@@ -91,13 +91,13 @@ HANDLED[iter] = lambda tx, value, sentinel=None: iterate(tx, value) if sentinel 
 
 
 # %% [markdown]
-# What a function with an `lru_cache` does, it does once for the same arguments. So with objects that are
-# known now it is called now: the program would only find the answer. A tensor or a list is read from the
-# cache again in each call, since the program may write to it. After a write of the trace the function might
-# see what it should not; then it is inlined, and has to give a constant. Calls with other objects are inlined
-# as well, which bypasses the cache: only a function with side effects would show that, and those end the
-# graph. A cache that the trace makes keeps its results in the trace, under keys by the rules of CPython: one `int` or `str` is
-# a key itself, so `f(1)` and `f(1.0)` are two calls. A cache for no results at all is no cache.
+# What a function with an `lru_cache` does, it does once for the same arguments. So with objects that are known now it is called now: the
+# program would only find the answer. A tensor or a list is read from the cache again in each call, since the program may write to it.
+# After a write of the trace the function might see what it should not; then it is inlined, and has to give a constant. Calls with other
+# objects are inlined as well, which bypasses the cache: only a function with side effects, one that draws random numbers, and a result
+# that the program changes would show that, and those end the graph. A cache that the trace makes keeps its results in the trace, under
+# keys by the rules of CPython: one `int` or `str` is a key itself, so `f(1)` and `f(1.0)` are two calls. A cache for no results at all is
+# no cache.
 
 # %%
 @REAL_CALLS.of(functools._lru_cache_wrapper)
@@ -121,11 +121,26 @@ def call_cached(tx, function, args, kwargs):
         return wrap(tx, result, CallSource(constant_source(tx, again), "__call__"))
     for value in arguments:
         refuse_unhashable(value)
-    with effect_free(tx, describe(function)):
-        result = call(tx, wrap(tx, function.real.__wrapped__), args, kwargs)
+    mode = tx.tensors.mode
+    drawn, mode.draws = mode.draws, False
+    try:
+        with effect_free(tx, describe(function)):
+            result = call(tx, wrap(tx, function.real.__wrapped__), args, kwargs)
+        if mode.draws:
+            unsupported(tx, f"random numbers that {describe(function)} keeps")
+    finally:
+        mode.draws = drawn or mode.draws
     if known and type(result) is not Const:
         unsupported(tx, f"a cached result of {describe(function)} after a write")
+    if is_made_new(result):
+        unsupported(tx, f"a cached result of {describe(function)} that the program may change")
     return result
+
+
+def is_made_new(value) -> bool:
+    """Whether the trace has made a list or another object that can be changed, or a tuple that holds one."""
+    return value.source is None and (any(map(is_made_new, value.items)) if type(value) is TupleVal else
+                                     type(value) in (ListVal, DictVal, SetVal) or type(value) is ObjVal and value.real is None)
 
 
 def is_known(value) -> bool:
