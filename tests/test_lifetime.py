@@ -342,6 +342,27 @@ def test_a_frame_in_a_traceback_keeps_only_its_own():
     assert dead([code, *graphs])
 
 
+@pytest.mark.parametrize("backend", ["loops", "cpp"])
+@pytest.mark.parametrize("text", ["torch.nn.functional.nll_loss(x, torch.tensor([3 + len(box)]))", "x[0][torch.tensor([[4]]) - len(box)]",
+                                  "x[0].index_select(0, torch.tensor([4]) - len(box))", "x[:, torch.arange(4)]"])
+def test_an_error_of_a_kernel_keeps_nothing_alive(text, backend):
+    """The frame that raises it does not hold it, or a checkpoint that it passes through would keep its hooks until the collector runs."""
+    compiled = minicompile.compile(define(f"def f(x, box): return {text}"), backend=backend)
+    events = []
+    gc.disable()
+    try:
+        for size in (3, 3, 2):
+            box = torch.ones(1)
+            weakref.finalize(box, events.append, "freed")
+            with pytest.raises((IndexError, RuntimeError)):
+                compiled(torch.ones(1, size), box)
+            del box
+            events.append("raised")
+    finally:
+        gc.enable()
+    assert events == ["freed", "raised"] * 3
+
+
 def test_a_paused_generator_of_a_program_keeps_it_working():
     f = define("def f(x):\n    def g():\n        yield x + 1\n        yield x + 2\n    return g()")
     generator = minicompile.compile(f, backend="eager")(torch.ones(2))

@@ -12,8 +12,11 @@
 # A tensor that the trace has made may be a view of an input, and then it is the input that is guarded: `inputs_around` finds it.
 
 # %%
+import torch
+
 from ..ch01_graphs.fake import storage_key
 from ..ch01_graphs.layouts import inside
+from ..ch01_graphs.rules.refused import is_viewed
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import present
 from ..ch02_guards.sources import CallSource
@@ -82,6 +85,14 @@ def guard_not_a_view(tx: Tracer, written, reason: str = "a gradient is written t
     if value.real._is_view():
         unsupported(tx, reason)
     guard(tx, value.source, "NOT_A_VIEW", value.real.is_leaf)
+
+
+def guard_viewed_leaves(tx: Tracer, written) -> None:
+    """`written`, a fake, was changed in place while gradients were off. The history of a view that the program has taken before is then
+    derived anew, from the tensor of which it is one. If that was taken from a leaf that is a view itself, it is what the leaf shows."""
+    for value in inputs_around(tx, written):
+        if value.fake.requires_grad and not isinstance(value.real, torch.nn.Parameter) and is_viewed(value.fake):
+            guard_not_a_view(tx, value.fake, "memory of an input with a gradient is written that is a view of another tensor")
 
 
 def taken_without_gradients(fake) -> bool:

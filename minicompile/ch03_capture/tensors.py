@@ -41,7 +41,7 @@ from .exceptions import user_error
 from .keys import entries
 from .library.tensor_names import METADATA, READ_FROM_INPUT, REFUSED_METHODS, TAKES_SIZES, VIEW_ATTRIBUTES
 from .lookup import MISSING, lookup
-from .storage import AS_STRIDED, check_strided, guard_not_a_view, guard_views, taken_without_gradients
+from .storage import AS_STRIDED, check_strided, guard_not_a_view, guard_viewed_leaves, guard_views, taken_without_gradients
 from .tracer import Tracer, call, guard, is_library, location, say_where, step_of, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodName, MethodVal, NONE, NUMPY_SCALARS, ObjVal, SliceVal, SymVal, TensorVal,
@@ -239,6 +239,8 @@ def check_written(tx: Tracer, name: str, written, fakes, result) -> None:
     for fake in written:
         if torch.is_grad_enabled() or fake._is_view() and fake.requires_grad:
             guard_views(tx, fake)
+        else:
+            guard_viewed_leaves(tx, fake)
 
 
 def check_derivative(tx: Tracer, target, fakes, result) -> None:

@@ -509,7 +509,10 @@ class HostProgram:
             if isinstance(error, OutOfRange) or not (isinstance(error, IndexError) or "out of bounds" in str(error)):
                 raise
             found = OutOfRange(*error.args).with_traceback(error.__traceback__)
-        raise found
+        try:
+            raise found
+        finally:
+            del found                       # a frame that holds its own exception lives until the garbage is collected
 
     @cached_property
     def leaves_history(self) -> bool:

@@ -36,7 +36,7 @@ UNBOUND = re.compile("cannot access (local|free) variable")
 FRAMES = re.compile(r"\nException raised from .*|(?<=already been freed\)\.) .*", re.DOTALL)
 ADDRESS = re.compile(r"0x[0-9a-f]+")
 NODE = re.compile(r"grad_fn=<\w+>")            # one node of a compiled region stands for many
-INVALID = re.compile(r"Function \w+ returned an invalid gradient.*", re.DOTALL)      # the same, and its inputs are not those of the one
+INVALID = re.compile(r"Function '?\w+'? returned (an invalid gradient|nan values).*", re.DOTALL)    # the same, nor are its inputs
 NONDETERMINISTIC = "does not have a deterministic"
 OVERWRITTEN = ("backward raised one of the variables needed for gradient computation has been",
                "backward raised Trying to use a saved tensor that has been detached in-place")
@@ -282,7 +282,7 @@ def execute(code, compile_, *, words=True, around=contextlib.nullcontext, before
                         loss.backward(retain_graph=True)
                     what = "backward"
                 except (RuntimeError, IndexError, AssertionError) as error:      # a checkpoint asserts
-                    what = "backward raised " + INVALID.sub("returned an invalid gradient", str(error))[:70]
+                    what = "backward raised " + INVALID.sub(r"returned \1", str(error))[:70]
                     for leaf, gradient, copy in before:         # how far the engine had come is not for the program to know
                         leaf.grad = gradient if copy is None else gradient.copy_(copy)
                 shoot(what, None, [*args, kwargs])
@@ -328,7 +328,7 @@ def ring(*_):
     raise TooLong
 
 
-def check(text: str, backend="eager", statistics=None, seconds=20.0, **settings):
+def check(text: str, backend="eager", statistics=None, seconds=60.0, **settings):
     """None, or (kind, explanation) of the first difference between the plain and the compiled run of a module, which may
     take so many seconds of processor time."""
     old = signal.signal(signal.SIGPROF, ring)
@@ -421,7 +421,7 @@ def compare(text, backend, statistics, settings):
             return None                                      # a view of eager may be a tensor of its own, or not be read: see README
         if BEYOND in b.error and any(BEYOND in shot.error for shot in execute(code, lambda f: f, words=False, around=Trimmed)):
             return None                                      # only eager's results have so much
-        if NONDETERMINISTIC in a[0]:
+        if NONDETERMINISTIC in a[0] or NONDETERMINISTIC in a.error:
             return None                                      # a compiled one may be
         found = difference(a[0].split()[:2], b[0].split()[:2], "[0]") if endless else difference(a, b)
         if found is not None and behind:

@@ -158,7 +158,7 @@ def program(seed: int) -> str:
         size = rng.choice(["", "", "", ", 6"])
         how = "call(lambda *args: in_a_thread(fast, *args), " if rng.random() < 0.05 else "call(fast, "
         outside = rng.choice(OUTSIDE) if number > 1 else "pass"
-        calls += f"    try: {outside}\n    except RuntimeError: pass\n    {how}*batch({number}{size}))\n    call(state_of)\n"
+        calls += f"    try: {outside}\n    except (RuntimeError, KeyError): pass\n    {how}*batch({number}{size}))\n    call(state_of)\n"
     return (f"{head}def entry(x, y):\n{lines}    return {rng.choice(RETURNS)}\n\n"
             f"def drive(compile_, call):\n    global model, ps, optimizer\n    fast = compile_(entry)\n{calls}"
             "    torch.set_grad_enabled(True)\n    torch.autograd.set_detect_anomaly(False)\n")

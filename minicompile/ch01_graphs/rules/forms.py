@@ -314,7 +314,7 @@ FORMS.update(by_overload({
     "sum.dim_IntList var.correction std.correction prod.dim_int amax amin": _reduced,
     "var_mean.correction std_mean.correction aminmax": _each(_reduced),
     "linalg_matrix_exp": _exponential,
-    "binary_cross_entropy_with_logits": lambda out, x, target, *_: like_a_copy(out, target),
+    "binary_cross_entropy_with_logits": lambda out, x, target, *_: like_a_copy(out.to(target.dtype), target),
 }) | dict.fromkeys(overloads(aten.linspace, aten.logspace), _spaced))
 CPU_FORMS.update(by_overload({
     "convolution": _convolution_layout,
@@ -322,7 +322,8 @@ CPU_FORMS.update(by_overload({
     "_embedding_bag_forward_only": functools.partial(_embedding_bag_sizes, True),
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional": _batch_norm,
     "_native_batch_norm_legit.no_stats _batch_norm_with_update _batch_norm_with_update_functional": _batch_norm_layout,
-    "_scaled_dot_product_flash_attention_for_cpu": lambda out, q, *_: (like_a_copy(out[0], q), *out[1:]),
+    "_scaled_dot_product_flash_attention_for_cpu":
+        lambda out, q, *_: (like_a_copy(out[0], q), *(t.to(torch.promote_types(q.dtype, torch.float32)) for t in out[1:])),
     "reflection_pad2d_backward replication_pad2d_backward reflection_pad3d_backward replication_pad3d_backward":
         lambda out, grad, x, *_: _rows_or_channels_last(out, x),
     "native_batch_norm_backward": lambda out, grad, x, *_: _batch_norm_layout(out, x),
