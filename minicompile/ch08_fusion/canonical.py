@@ -78,7 +78,7 @@ def code_key(k: Kernel, names: dict[str, str], of_index: Callable[[Any], Any]) -
         return tuple(rows)
 
     return (k.device, nest(*k.vars), nest(*k.reduction_vars), len(k.walked), renamed(k.inputs, names), renamed(k.outputs, names),
-            tuple((names[n], n in k.local, b.dtype, b.device) for n, b in k.buffers.items()),
+            tuple((names[n], names.get(b.alias_of), n in k.local, b.dtype, b.device) for n, b in k.buffers.items()),
             tuple((nest(*l.vars), nest(*l.reduction_vars), body(l)) for l in k.loops))
 
 

@@ -20,7 +20,7 @@
 import torch
 
 from ..ch01_graphs.symbolic import Symbol, coefficient, product, substitute
-from ..ch07_loops.ir import Value
+from ..ch07_loops.ir import Value, root_of
 from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource
 from ..ch08_fusion.values import LinkedKernel, link, relink
 from .lanes import TILE, close_lanes, half_blocks, interior, jumping, read_ahead, tabulate
@@ -209,9 +209,7 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
     if isinstance(kernel, KernelList):
         return emit_list(kernel)
     e, function = emitted(kernel, threads=torch.get_num_threads())
-    lines = []
-    for k, name in enumerate(kernel.tensors):
-        lines.append(pointer_line(e, name, f"pointers[{k}]"))
+    lines = pointer_lines(e, [f"pointers[{k}]" for k in range(len(kernel.tensors))])
     lines += [number_line(s, f"sizes[{i}]") for i, s in enumerate(kernel.symbols)]
     return source_of(kernel, lines + function.lines)
 
@@ -228,10 +226,15 @@ def source_of(kernel: Kernel, lines: list[str]) -> KernelSource:
 # %%
 def emitted(kernel: Kernel, **options) -> tuple[Emitter, Scope]:
     """The nest of a kernel, in the scope of its function. options: for the `Emitter`."""
-    pointers = {name: f"out{i}" for i, name in enumerate(kernel.outputs)}
-    pointers |= {name: f"in{i}" for i, name in enumerate(kernel.inputs)}
-    e = Emitter(moved_as_bits(by_reciprocals(link(kernel))), pointers=pointers, **options)
+    pointers = {name: f"in{i}" for i, name in enumerate(kernel.inputs)}
+    written = {}                # memory -> its pointer: g++ makes vectors of stores side by side if they go through one
+    for i, name in enumerate(kernel.outputs):
+        pointers.setdefault(name, written.setdefault(root_of(kernel.buffers, name), f"out{i}"))
+    pairs = len(written) < len(kernel.outputs)
+    e = Emitter(moved_as_bits(by_reciprocals(link(kernel))), pointers=pointers, pairs=pairs, **options)
     function = Scope(frozenset())
+    if pairs:
+        function.lines.append('float one = 1; asm("" : "+m"(one));')
     if e.graph.reductions:
         emit_reductions(e, function)
     else:
@@ -239,9 +242,13 @@ def emitted(kernel: Kernel, **options) -> tuple[Emitter, Scope]:
     return e, function
 
 
-def pointer_line(e: Emitter, name: str, where: str) -> str:
-    t = ("" if name in e.kernel.outputs else "const ") + memory_type(e.kernel.buffers[name].dtype)
-    return f"{t}* {e.pointers[name]} = ({t}*){where};"
+def pointer_lines(e: Emitter, places: list[str]) -> list[str]:
+    """The declaration of each pointer. places: where the addresses of the kernel's tensors are."""
+    lines = {}
+    for name, place in zip(e.kernel.tensors, places):
+        t = ("" if name in e.kernel.outputs else "const ") + memory_type(e.kernel.buffers[name].dtype)
+        lines.setdefault(e.pointers[name], f"{t}* {e.pointers[name]} = ({t}*){place};")
+    return list(lines.values())
 
 
 def number_line(s: Symbol, where: str) -> str:
@@ -271,7 +278,7 @@ def emit_list(kernel: KernelList) -> KernelSource:
         e.position.update((id(own), places[id(loop)]) for own, loop in zip(body.loops, first.kernel.loops))
         emitters.append(e)
         count, own = len(body.tensors), len(first.parameters)
-        lines = [pointer_line(e, name, f"pointers[row[{k}]]") for k, name in enumerate(body.tensors)]
+        lines = pointer_lines(e, [f"pointers[row[{k}]]" for k in range(count)])
         lines += [number_line(s, f"row[{count + k}]" if k < own else numbers[s]) for k, s in enumerate(body.symbols)]
         functions += [f"static void run{b}(void** pointers, const int64_t* sizes, const int64_t* row,",
                       "                 int64_t begin, int64_t end, mc_problem* problem) {",

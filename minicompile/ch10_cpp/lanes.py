@@ -229,8 +229,8 @@ def close_lanes(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol, first
     after = convert_halves(e, around, halves, lane, first + Symbol("at").expr)
     close(inner, [*pragma, for_("step", "steps")], ["const int64_t lane = at + step;", define])
     around.lines += after
-    whole = isinstance(lane.size, int) and lane.size % width == 0
-    rest = [] if whole else [f"if (done < {count}) run(done, ({count} - done) % {width});"]
+    rest = lane.size % width if isinstance(lane.size, int) else f"({count} - done) % {width}"
+    rest = [f"if (done < {count}) run(done, {rest});"] if rest else []
     around.parent.lines += [*inlined(e, "const int64_t at, const int64_t steps", around.lines), "int64_t done = 0;",
                             f"for (; done + {width} <= {count}; done += {width}) run(done, {width});", *rest]
 

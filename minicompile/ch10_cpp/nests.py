@@ -85,6 +85,7 @@ class Emitter:
     window: tuple[Int, int] = (1, 1)     # of `part`: what the outermost loop counts to, in which steps
     blocks: dict[Value, str] = field(default_factory=dict)      # load, store -> where a copy of the element is
     interior: Interior | None = None
+    pairs: bool = False                  # several outputs are stored through one pointer
     count: int = 0
 
     def __post_init__(self):
@@ -208,7 +209,20 @@ def _expression(e: Emitter, value: Value, scope: Scope) -> str:
     if value.op == "where" and lane is not None and lane not in args[0].dims and dtype is not torch.bool:
         chosen = ", ".join([lane_mask(e, args[0], scope.parent), *(get(e, a, scope) for a in args[1:])])
         return f"mc_choose<{register_type(dtype)}>({chosen})"
-    return operation(value, [get(e, a, scope) for a in args if type(a) is Value])
+    return operation(value, [unfused(e, value, a, get(e, a, scope)) for a in args if type(a) is Value])
+
+
+# %% [markdown]
+# Where the real and the imaginary part of products are stored side by side, g++ makes one vector of them, a difference in each even lane
+# and a sum in each odd one, for which processors have an instruction that multiplies as well. g++ 12 takes it whatever
+# `-ffp-contract` says, and a product less itself is no longer zero. So a product there is multiplied by `one`, a number that g++ does not
+# know: to fuse that changes nothing.
+
+# %%
+def unfused(e: Emitter, value: Value, operand: Value, text: str) -> str:
+    """The text of an operand such that g++ does not fuse its product into the sum `value` of vectors of pairs."""
+    first = value.args[:{"add": 2, "sub": 1}.get(value.op, 0)] if e.pairs and value.dtype.is_floating_point else ()
+    return f"{text} * one" if operand is next((a for a in first if a.op == "mul"), None) else text
 
 
 # %% [markdown]

@@ -130,6 +130,13 @@ MC uint16_t mc_to_fp16(float x) {
   const int32_t h = mc_bits<int32_t>(b + mc_bits<float>(top)) - top + ((e - 0x38800000) >> 13);
   return (uint16_t)((mc_bits<uint32_t>(x) >> 16 & 0x8000u) | (x != x ? 0x7e00 : h));
 }
+// its value as a float again: less the same number
+MC float mc_round_fp16(float x) {
+  const float a = __builtin_fabsf(x), b = 65536.0f < a ? 65536.0f : a;
+  const int32_t power = mc_bits<int32_t>(b) & 0x7f800000, e = power > 0x38800000 ? power : 0x38800000;
+  const float top = mc_bits<float>(e + (13 << 23)), h = b + top - top;
+  return mc_bits<float>(mc_bits<int32_t>(h >= 65536.0f ? MC_INF : h) | (mc_bits<int32_t>(x) & (1 << 31)));
+}
 
 // ---- sixteen halves at once (n = 16, a constant), or the last few of a row
 #if defined(__AVX512BW__) && defined(__AVX512VL__) || defined(__F16C__) && defined(__AVX2__)
@@ -191,6 +198,10 @@ MC uint16_t mc_to_cut(float x) { return (uint16_t)(mc_bits<uint32_t>(x) >> 16); 
     for (int64_t i = 0; i < n; i++) to[i] = one##half(from[i]);                                                      \
   }                                                                                                                  \
   MC void mc_##verb##_##half(to_one* to, const from_one* from, int64_t n) {                                          \
+    if (__builtin_constant_p(n) && n <= 4) {                                                                         \
+      for (int64_t i = 0; i < n; i++) to[i] = one##half(from[i]);                                                    \
+      return;                                                                                                        \
+    }                                                                                                                \
     if (n != 16) return mc_##verb##_few_##half(to, from, n);                                                         \
     sixteen(one##half, to_many##_##half, to_many, from_many);                                                        \
   }

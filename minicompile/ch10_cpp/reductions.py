@@ -78,13 +78,14 @@ def unknown(r: Value) -> Unsupported:
 def emit_reductions(e: Emitter, function: Scope) -> None:
     """All loops of a kernel with reductions: the lane is a row's own variable, or goes across the rows, of which those of an embedding
     are summed like this. What then is loaded once for all lanes, as their indices, does not speak for walking along the rows. Of short
-    rows each vector does more if it goes across them (`ragged`)."""
+    rows each vector does more if it goes across them (`ragged`). Where both are as good, as of `x + y.t()`, columns can read ahead."""
     kernel = e.kernel
     column_lane, column_vote = best_lane(e, kernel.vars)
     row_lane, row_vote = best_lane(e, kernel.reduction_vars, column_lane)
     length = product(v.size for v in kernel.reduction_vars)
     short = isinstance(length, int) and length <= 32 and column_lane is not None
-    if column_lane is not None and column_vote > row_vote or short and (column_vote > 0 or ragged(e, length, column_lane)):
+    tie = column_lane is not None and column_vote == row_vote and present(column_lane.size) >= STEP and along_columns(e, column_lane)
+    if column_lane is not None and column_vote > row_vote or tie or short and (column_vote > 0 or ragged(e, length, column_lane)):
         emit_columns(e, function, column_lane)
     else:
         emit_rows(e, function, row_lane)
@@ -93,21 +94,19 @@ def emit_reductions(e: Emitter, function: Scope) -> None:
 # %% [markdown]
 # Of a row of 21 floats, such as the scores of the classes of a pixel, two vectors of eight take 16, and the other five are computed one
 # by one, each with an exponential of its own. Lanes across the rows leave nothing over. Then each load and store jumps, which costs as
-# much as a few additions: for sums of floats, rows stay rows. A softmax over 7, 10 or 19 classes takes a fifth to a half of the time,
-# and less of halves, which are converted sixteen at a time.
+# much as a few additions: for sums of floats, rows stay rows, and so they do for integers (`of_integers`). A softmax over 7, 10 or 19
+# classes takes a fifth to a half of the time, and less of halves, which are converted sixteen at a time.
 
 # %%
 def ragged(e: Emitter, length: int, across: Symbol) -> bool:
     """Do rows of this length leave so much work to scalars that lanes `across` them are better, though each load jumps?"""
-    loaded = {v.dtype for v in e.graph.values if v.op == "load"}
-    heavy = any(v.op in HEAVY for v in e.graph.values)
     if present(across.size) < STEP:
         return False
-    if not loaded.isdisjoint(HALVES):
+    if any(v.op == "load" and v.dtype in HALVES for v in e.graph.values):
         return length % STEP != 0
-    if any(dtype.itemsize > 4 for dtype in loaded):
-        return heavy and length < STEP // 2
-    return length % (STEP // 2) != 0 and (heavy or any(r.args[0] not in ("sum", "prod") for r in e.graph.reductions))
+    heavy = any(v.op in HEAVY for v in e.graph.values)
+    compared = not of_integers(e.graph.reductions) and any(r.args[0] not in ("sum", "prod") for r in e.graph.reductions)
+    return length % (STEP // 2) != 0 and (heavy or compared)
 
 
 def passes(e: Emitter) -> list[tuple[list[Value], list[Value]]]:
@@ -213,7 +212,10 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
             kept[value] = array = fresh(e, "kept")
             nest.lines += of_loop(e, value.loop, f"{register_type(value.dtype)} {array}[{lane.size}];")
             inner.lines += of_loop(e, value.loop, f"{array}[{lane.name}] = {name};")
-    steps = [_row_step(e, r, get(e, added_up(r), inner), lane, bool(stores)) for r in reductions]
+    integers = of_integers(reductions) and not (stores or width)
+    few = integers and not others and isinstance(lane.size, int) and lane.size < 2 * STEP
+    steps = [_position_step(e, r, get(e, r.args[1], inner)) if few and r.args[0] in ("argmax", "argmin") else
+             _row_step(e, r, get(e, added_up(r), inner), lane, bool(stores)) for r in reductions]
     steps = [_in_steps(s, width) if width else s for s in steps]
     marked = [(s, partial(of_loop, e, r.loop)) for r, s in zip(reductions, steps)]
     inner.lines += [line for s, mark in marked for line in mark(s.element)]
@@ -230,7 +232,7 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
         chunks = [for_("chunk", size, step=CHUNK)]
         count = f"{size} - chunk < {CHUNK} ? {size} - chunk : {CHUNK}"
     chunk.lines += [f"const int64_t count = {count};", *(line for s, mark in marked if s.chunk for line in mark(s.chunk))]
-    pragma = [] if collide else [SIMD + "".join(s.clauses for s in steps)]
+    pragma = [] if collide or integers else [SIMD + "".join(s.clauses for s in steps)]
     close_lanes(e, inner, pragma, lane, Symbol("chunk").expr, "count", halves, width)
     chunk.lines += [line for s, mark in marked for line in mark(*s.after)]
     close(chunk, chunks)
@@ -389,6 +391,24 @@ def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol, stores: bool) -> R
 
 
 # %% [markdown]
+# Integers may be added up in any order, so g++ makes vectors of such a loop by itself. With a `reduction` clause it keeps partial sums in
+# memory, and the largest of 17 int64 numbers takes three times as long. The position of the largest of a few integers is found by one
+# walk over them, in a quarter of the time.
+
+# %%
+def of_integers(reductions: list[Value]) -> bool:
+    return not any(accumulator_type(r).is_floating_point for r in reductions)
+
+
+def _position_step(e: Emitter, r: Value, x: str) -> RowStep:
+    """A position that each element may change, in a loop that does not become vectors."""
+    kind, source, index = r.args
+    t, n, largest = register_type(accumulator_type(r)), fresh(e, "_"), "true" if kind == "argmax" else "false"
+    return RowStep(f"{t} best{n} = {start_text(kind, source.dtype)}; int64_t at{n} = 0;", "",
+                   f"mc_column_extreme<{largest}, {t}>({x}, {size_text(index)}, best{n}, at{n});", [], "", f"at{n}")
+
+
+# %% [markdown]
 # ## Columns
 #
 # One accumulator per lane, in arrays. Every statement on them is a lane loop, so all kinds vectorise alike,
@@ -408,6 +428,12 @@ def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol, stores: bool) -> R
 # time backward.
 
 # %%
+def along_columns(e: Emitter, lane: Symbol) -> list[Value]:
+    """The loads that are contiguous along the columns, if these are long enough to read ahead in them."""
+    last = e.kernel.reduction_vars[-1]
+    return jumping(e, e.graph.values, lane, last) if present(last.size) >= TILE else []
+
+
 def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
     kernel = e.kernel
     atomic = any(s.mode == "atomic_add" for s in e.graph.stores)
@@ -418,7 +444,7 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         widest = min(widest, SCRATCH // (length * len(twice) * max(v.dtype.itemsize for v in twice)) // NARROW * NARROW)
     twice, widest = (twice, widest) if widest else ((), 512)
     last = kernel.reduction_vars[-1]
-    apart = [] if atomic or present(last.size) < TILE else jumping(e, e.graph.values, lane, last)
+    apart = [] if atomic else along_columns(e, lane)
     widest = min(widest, 2 * TILE) if apart else widest
     block = lane_block(e, lane, outer, widest)
     blocks, prologue, first, count = lane_headers(lane, block)

@@ -213,6 +213,16 @@ def test_what_jumps_is_read_ahead_where_columns_are_reduced(rows, dtype):
         assert any("block" in source.code for source in agree(lambda x, y, z: (x + y.float() - z).argmax(0), x, y, z))
 
 
+@pytest.mark.parametrize("size", [(64, 48), (40, 300), (33, 7)])
+def test_where_rows_and_columns_are_as_good_columns_read_ahead(size):
+    x, y = rand(*size), rand(*size[::-1], seed=1)
+    for dim in (0, 1):
+        for fn in (lambda x, y: (x + y.t()).amax(dim), lambda x, y: (x * y.t()).sum(dim), lambda x, y: torch.var_mean(x - y.t(), dim),
+                   lambda x, y: (x + y.t()).argmin(dim)):
+            (source,) = agree(fn, x, y, rtol=1e-4, atol=1e-5)
+            assert ("block" in source.code) == (size[dim] >= 32 and size[1 - dim] >= 16)
+
+
 @pytest.mark.parametrize("length", [2, 7, 10, 16, 21])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.uint8])
 def test_the_lanes_go_across_short_rows_that_leave_much_of_a_vector_over(length, dtype):
@@ -224,7 +234,22 @@ def test_the_lanes_go_across_short_rows_that_leave_much_of_a_vector_over(length,
     for k, fn in enumerate(functions):
         (source,) = agree(fn, x, rtol=2e-3 if dtype is torch.float16 else 1e-5, atol=1e-3 if dtype is torch.float16 else 1e-5)
         across = "const int64_t i0 = lane" in source.code
-        assert k != 0 or across == (length % (16 if dtype is torch.float16 else 8) != 0 and (dtype is not torch.float64 or length < 8))
+        assert k != 0 or across == (length % (16 if dtype is torch.float16 else 8) != 0 and dtype is not torch.uint8)
+
+
+@pytest.mark.parametrize("length", [3, 8, 17, 31, 40, 1500])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_integers_are_reduced_without_a_clause(length, dtype):
+    x = (torch.arange(40 * length).view(40, length) * 7919 % 100 % (2 if dtype is torch.bool else 100)).to(dtype)
+    x[3] = x[3, 1]
+    for fn in (lambda x: x.amax(1), lambda x: (x.int().argmax(1), x.int().argmin(1)), lambda x: (x.int().amin(1), x.int().argmin(1)),
+               lambda x: (x.int().prod(1), (x > 3).any(1), (x > 3).sum(1)), lambda x: x.int() - x.int().amax(1, keepdim=True)):
+        (source,) = agree(fn, x)
+        assert "reduction(" not in source.code or length >= 128 or length >= 16 and dtype.itemsize == 1
+    text = agree(lambda x: x.int().argmax(1), x)[0].code
+    assert ("mc_column_extreme" in text) == (length < 32) and ("mc_find" in text) == (length >= 32)
+    agree(lambda x: (x.int().argmax(), x.int().argmin()), x[:10].t())
+    agree(lambda x: (x.float().sum(1), x.float().amax(1), x.float().var(1)), x)
 
 
 @pytest.mark.parametrize("rows", [2, 50, 65, 1000])
@@ -259,6 +284,7 @@ def test_half_numbers_side_by_side_are_converted_sixteen_at_a_time(dtype, half, 
                lambda x, y: (x * 2 > y, (x * 2).long(), (y + 1).double(), (x > 3).any(1))):
         for source in agree(fn, x, y, rtol=tolerance, atol=tolerance):
             assert f"mc_widen_{half}" in source.code and "[&" not in source.code
+            assert width % 16 == 0 or re.search(r"run\(done, \d+\)", source.code), "how many are left over is known"
             assert not [loop for loop in source.code.split("#pragma omp simd")[1:] if f"mc_from_{half}(in0[" in loop.split("}")[0]]
 
 
@@ -303,7 +329,7 @@ def convert_all(dtype, flush):
     try:
         ways = agree(lambda x, y: (x.float(), y.to(dtype), x[::2].float(), y.to(dtype).float(), x[7:].float(), y[7:].to(dtype)),
                      half, wide, rtol=0, atol=0)
-        for way in ("mc_widen", "mc_narrow", "mc_from", "mc_to"):
+        for way in ("mc_widen", "mc_narrow", "mc_from", "mc_round" if dtype is torch.float16 else "mc_to"):
             assert any(f"{way}_{name}" in source.code for source in ways)
     finally:
         torch.set_flush_denormal(False)
@@ -664,6 +690,7 @@ def test_the_numbers_of_a_pair_are_written_by_one_kernel():
     c, s = rand(1, 40, 50), rand(1, 40, 50, seed=1)
     source, = agree(lambda x, c, s: torch.stack([x[..., ::2] * c - x[..., 1::2] * s, x[..., ::2] * s + x[..., 1::2] * c], -1),
                     rand(8, 40, 100), c, s, rtol=1e-6, atol=1e-6)
+    assert "out1" not in source.code, "through one pointer, so that they are one vector"
 
 
 def test_a_chunk_that_lies_in_memory_is_reduced_there():
