@@ -502,7 +502,7 @@ bars(rows, "ms", "Transposing and doubling a square matrix.", form="{:.2f}")
 # What these functions leave behind are the lines of the loops, in `function`. In front of them go the pointers. A
 # kernel gets one array of addresses, and gives each a name and a type:
 #
-# %show minicompile.ch10_cpp.emit.emit_cpp "for k, name" to "lines.append"
+# %show minicompile.ch10_cpp.emit.pointer_lines "lines = {}" to "return"
 #
 # Sizes that vary come in a second array, as numbers.
 #

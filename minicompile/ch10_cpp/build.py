@@ -41,9 +41,7 @@ from ..errors import MinicompileError
 # hardware flag). `-ffp-contract=off` keeps `a*b + c` two roundings, as eager has: with a fused multiply-add,
 # `a*b - a*b` is not zero. `-fwrapv` gives integers torch's wrap-around. `-fno-tree-pre` and `-fno-thread-jumps` leave out
 # passes that make branches of selects that share a comparison: the maxima of a pool, a clamp before a cast, or a
-# bfloat16 ReLU that keeps its mask then are no vectors, and take from four to a hundred times as long. So with
-# `-fno-loop-unroll-and-jam`, which is about a pass that does two rows at once where columns are reduced: a maximum over 7 rows
-# took seven times as long.
+# bfloat16 ReLU that keeps its mask then are no vectors, and take from four to a hundred times as long.
 #
 # For many processors that have registers of 512 bits, g++ chooses half of one, as if it were 2017, when the clock had to slow
 # down for whole ones. Told to prefer them, it makes softmax and SiLU take two thirds of the time; on halves, whose conversions write
@@ -56,7 +54,7 @@ FLAGS = ("-std=c++17 -O3 -march=native -fopenmp -fPIC -shared -fno-math-errno "
          "-fno-trapping-math -ffp-contract=off -fwrapv -fno-strict-aliasing "
          "-fno-exceptions -fno-rtti -fno-asynchronous-unwind-tables -w").split()
 FLAGS += ["-mprefer-vector-width=512"] * (platform.machine() == "x86_64")
-GXX_FLAGS = ("-fno-tree-pre", "-fno-thread-jumps", "-fno-tree-loop-distribute-patterns", "-fno-loop-unroll-and-jam")  # clang refuses them
+GXX_FLAGS = ("-fno-tree-pre", "-fno-thread-jumps", "-fno-tree-loop-distribute-patterns")  # clang refuses them
 KERNELS_PER_FILE = 6
 
 

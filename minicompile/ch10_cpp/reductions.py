@@ -105,8 +105,11 @@ def ragged(e: Emitter, length: int, across: Symbol) -> bool:
     if any(v.op == "load" and v.dtype in HALVES for v in e.graph.values):
         return length % STEP != 0
     heavy = any(v.op in HEAVY for v in e.graph.values)
-    compared = not of_integers(e.graph.reductions) and any(r.args[0] not in ("sum", "prod") for r in e.graph.reductions)
-    return length % (STEP // 2) != 0 and (heavy or compared)
+    return length % (STEP // 2) != 0 and (heavy or compares(e.graph.reductions) and not of_integers(e.graph.reductions))
+
+
+def compares(reductions: list[Value]) -> bool:
+    return any(r.args[0] not in ("sum", "prod") for r in reductions)
 
 
 def passes(e: Emitter) -> list[tuple[list[Value], list[Value]]]:
@@ -418,6 +421,9 @@ def _position_step(e: Emitter, r: Value, x: str) -> RowStep:
 # What is expensive and needed by two passes is kept for all rows of the block, as with rows, and the block is so narrow that
 # `SCRATCH` bytes hold it.
 #
+# g++ would do two rows at once, which is good for sums, and makes branches of what compares: the maxima of 7 columns took seven times
+# as long. An empty `asm` in the loop over the rows keeps it from that.
+#
 # A sum over the *rows* of a matrix is laid out differently. The memory is contiguous along the columns, so the
 # lanes are columns, and each lane has an accumulator of its own: an array `acc[lane]`, to which every row is
 # added. Columns are divided among threads in blocks of at most 512, whose accumulators stay in the first-level
@@ -486,9 +492,10 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         starts = [f"{name}[lane] = {start};" for step in steps for _, name, start in step.state]
         if starts:
             lanes(nest, starts)
+        light = not any(v.op in HEAVY for v in elements(e.graph, both))
+        rows.lines += ['asm("");'] * (not light or compares(reductions))
         rows.lines += [line for s in steps for line in s.each_row]
         close_lanes(e, inner, [] if any(s.mode == "atomic_add" for s in stores) else [SIMD], lane, first, count, halves)
-        light = not any(v.op in HEAVY for v in elements(e.graph, both))
         _flushed_rows(e, nest, rows, steps, lanes, TILE if ahead.lines else FLUSH * light, ahead)
         for r, step in zip(reductions, steps):
             nest.names[r] = step.result

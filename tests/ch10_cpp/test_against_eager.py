@@ -234,6 +234,7 @@ def test_the_lanes_go_across_short_rows_that_leave_much_of_a_vector_over(length,
     for k, fn in enumerate(functions):
         (source,) = agree(fn, x, rtol=2e-3 if dtype is torch.float16 else 1e-5, atol=1e-3 if dtype is torch.float16 else 1e-5)
         across = "const int64_t i0 = lane" in source.code
+        assert k != 0 or ('asm("")' in source.code) == across, "g++ does not take two of these rows at once"
         assert k != 0 or across == (length % (16 if dtype is torch.float16 else 8) != 0 and dtype is not torch.uint8)
 
 
@@ -580,6 +581,13 @@ def test_a_softmax_over_columns_computes_each_exponential_once(shape):
     assert source.code.count("mc_exp(") == 1 + (shape[0] == 2000), "2,000 rows are too many to keep"
     assert " / " not in source.code.replace("(float)1 / ", ""), "the sum is divided by once for a column"
     assert ("double" in source.code) == (shape[0] > 256)
+
+
+def test_g_plus_plus_may_take_two_rows_of_a_column_sum_at_once():
+    (source,) = agree(lambda x: x.sum(0), rand(7, 400))
+    assert "asm" not in source.code
+    (source,) = agree(lambda x: x.amax(0), rand(7, 400))
+    assert 'asm("")' in source.code
 
 
 def test_columns_of_few_rows_are_added_up_in_floats():
