@@ -120,6 +120,46 @@ def test_the_type_of_what_is_handed_on_is_guarded():
     assert answers == [("a", True), (2, False), ("b", True), (3.0, False), (b"c", False), (None, False)]
 
 
+# ------------------------------------------------------------------ the largest of many numbers that vary
+def texts(i):
+    return [torch.full((2 + (i * 7 + k * 11) % 23,), float(k)) for k in range(4)]
+
+
+def padded(pad):
+    return lambda: (pad, lambda i: (texts(i),))
+
+
+def filled(xs):
+    out = xs[0].new_zeros(len(xs), max(len(x) for x in xs))
+    for row, x in zip(out, xs):
+        row[:len(x)] = x
+    return out
+
+
+def around(xs):
+    longest = max([x.shape[0] for x in xs])
+    return torch.stack([torch.nn.functional.pad(x, (0, longest - len(x))) for x in xs]), longest
+
+
+def cut(xs):
+    return torch.stack([x[:min(map(len, xs))] for x in xs]), max(len(xs[0]) / 7, len(xs[1]) / 3, len(xs[2]) / 5)
+
+
+@pytest.mark.parametrize("pad", [filled, around, cut])
+def test_which_of_many_is_the_largest_makes_no_version(pad):
+    count(padded(pad), 2)
+
+
+def test_values_are_made_in_the_order_of_python():
+    def f(x, log):
+        def numbers():
+            for n in (len(x), 9, x.shape[1]):
+                log.append(n)
+                yield n
+        return x + max(numbers()), max(len(x), x.shape[1], key=lambda n: -n), max([], default=x.shape[0]), log
+    count(lambda: (f, lambda i: (torch.ones(10 + i, 4), [])), 2)
+
+
 LARGE, HUGE = 2**53 + 1, 10**400
 COMPARISONS = {"large": lambda v: (v >= LARGE, v > LARGE, v < LARGE, LARGE >= v, v == LARGE, v != LARGE, v > -LARGE, 0 < v < LARGE),
                "huge": lambda v: (v >= HUGE, v < HUGE, v == HUGE, v > -HUGE, HUGE < v),
@@ -571,7 +611,7 @@ def entered(function, *arguments) -> list:
 
 BEYOND = {"an item": lambda x, n, c: x + ROWS[n](x), "a slice": lambda x, n, c: x + TENSORS[:n][-1],
           "a list": lambda x, n, c: x + len(["a"] * n), "a key": lambda x, n, c: x * {n: 1}.get(n, 2),
-          "a loop": lambda x, n, c: x + sum(x[i % 3] for i in range(n)), "eps": lambda x, n, c: torch.layer_norm(x, (3,), eps=n / 7),
+          "a loop": lambda x, n, c: x + sum(x[i % 3] for i in range(n)), "a norm": lambda x, n, c: x.norm(n / 7),
           "in an object": lambda x, n, c: x + ROWS[c.number](x), "in a dict of a list": lambda x, n, c: x + ROWS[c.kept[0]["n"]](x),
           "a length": lambda x, n, c: x + sum(c.items)}
 

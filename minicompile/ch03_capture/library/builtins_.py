@@ -265,7 +265,8 @@ for _function in (ord, chr, hex, bin, oct, int.from_bytes, str.maketrans):
 # %% [markdown]
 # What asks for all items is written with the operators of `operations.py` and `comparisons.py`, item by item, so that each step
 # may be on tensors, symbols or objects. `max` is Python's own, with deputies for keys: over symbolic numbers it asks a question for
-# each comparison, and each answer is a guard. Of a symbol and a number that are equal it takes the symbol.
+# each comparison, and each answer is a guard. Of a symbol and a number that are equal it takes the symbol. Of three symbols and more,
+# such as the lengths of texts to be padded, any may be the largest; then the entry asks Python.
 
 # %%
 @handles(sum)
@@ -283,6 +284,16 @@ def product(tx, items, *, start=ONE):
     return functools.reduce(lambda a, b: binary(tx, "*", a, b), values_of(tx, items), start)
 
 
+def leading_numbers(values) -> tuple:
+    """The numbers that values begin with, which can be compared in any order, and an iterator over the rest, or None where that is all."""
+    values, numbers = iter(values), []
+    for value in values:
+        if type(value) not in (Const, SymVal) or value.cls not in (int, float):
+            return numbers, itertools.chain([value], values)
+        numbers.append(value)
+    return numbers, None
+
+
 def max_or_min(function):
     def handler(tx, *args, key=NONE, **default):
         first = args[0] if len(args) == 1 else TupleVal(items=list(args))
@@ -291,6 +302,12 @@ def max_or_min(function):
             first = TupleVal(items=sorted(known, key=lambda v: type(v) is Const))
         measure, items = function_of(tx, key, lambda v: v), values_of(tx, first)
         with user_errors():
+            if key is NONE and not default:
+                numbers, items = leading_numbers(items)
+                many = items is None and len({str(v.sym) for v in numbers if type(v) is SymVal}) > 2 and len({v.cls for v in numbers}) == 1
+                if many and (made := computed(tx, function, [TupleVal(items=numbers)], {})) is not None:
+                    return made
+                items = numbers if items is None else itertools.chain(numbers, items)
             return function(*([items] if len(args) == 1 else items), key=lambda v: Deputy(tx, measure(v)), **default)
     return handler
 
