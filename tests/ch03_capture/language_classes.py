@@ -537,6 +537,31 @@ def conversion_dunders(x):
             "%s %r" % (v, v), "{} {!r} {:q}".format(v, v, v))
 
 
+class Shown:
+    def __init__(self, n):
+        self.n = self.value = n
+
+    def __str__(self):
+        return f"shown {self.n}"
+
+    def __getitem__(self, key):
+        return self.n + int(key)
+
+
+@program(breaks=True)
+def formats_that_look_inside(x):
+    shown, texts = Shown(4), []
+    try:
+        texts.append("{0.n} {0}".format(shown))
+        texts.append("{0[2]}".format(shown))
+        texts.append("{k[a].value} {0:.2f} {o}".format(2.5, k={"a": shown}, o=shown))
+        texts.append("{0:{1.n}}".format(3, shown))
+        texts.append("{0.nope}".format(shown))
+    except (AttributeError, TypeError) as error:
+        texts.append(str(error))
+    return x + 1, texts
+
+
 @program
 def failing_operators(x):
     words = []

@@ -175,10 +175,13 @@ def is_named(value) -> bool:
     return isinstance(getattr(value, "real", None), (type, types.ModuleType))
 
 
-def printable(tx, value):
-    """as_python(value) for printing: what has a text of its own is a deputy, and the text of a class is asked for again in each call."""
+def printable(tx, value, inside=False):
+    """as_python(value) for printing: what has a text of its own is a deputy, and the text of a class is asked for again in each call.
+    inside: attributes and items of it are printed, too, which a deputy has not."""
     def instead(v):
         if type(v) in (ObjVal, TupleVal, ExcVal) and any(python_method(v.cls, m) for m in ("__repr__", "__str__", "__format__")):
+            if inside:
+                raise NotConstant
             return Deputy(tx, v)
         if is_named(v) and v.real not in tx.classes.made and not is_long_lived(v.real):
             answer(tx, texts, v.real)
@@ -189,18 +192,19 @@ def texts(named) -> tuple:
     return repr(named), str(named)
 
 
-def fold_text(tx, function, args, kwargs=None):
+def fold_text(tx, function, args, kwargs=None, inside=False):
     """fold() for functions that only print their arguments."""
     if (made := computed(tx, function, args, kwargs or {})) is not None:
         return made
     with user_errors():
-        return const(function(*[printable(tx, a) for a in args], **{
-            k: printable(tx, v) for k, v in (kwargs or {}).items()}))
+        return const(function(*[printable(tx, a, inside) for a in args], **{
+            k: printable(tx, v, inside) for k, v in (kwargs or {}).items()}))
 
 
 @METHODS.of((Const, "format"))
 def format_method(tx, text, /, *args, **kwargs):
-    return text_later(tx, str.format, [const(text.value), *args], kwargs) or fold_text(tx, text.value.format, args, kwargs)
+    inside = re.search(r"\{[^{}:!]*[.[]", text.value) is not None
+    return text_later(tx, str.format, [const(text.value), *args], kwargs) or fold_text(tx, text.value.format, args, kwargs, inside)
 
 
 @METHODS.of((Const, "__mod__"))
