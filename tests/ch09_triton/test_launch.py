@@ -182,6 +182,55 @@ def test_kernels_are_assembled_without_sums_of_pairs(monkeypatch, tmp_path):
     assert seen and knobs.runtime.add_stages_inspection_hook is own
 
 
+EQUAL_TO_THE_LEAST = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def nan_min(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+@triton.jit
+def kernel(in0, out0, out1, out2, out3, out4, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
+    rindex = tl.arange(0, RBLOCK)[None, :]
+    rmask = rindex < 24
+    tmp0 = tl.div_rn(tl.load(in0 + rindex, rmask).to(tl.float32), 1.0)
+    red1 = tl.reduce(tl.where(rmask, tl.broadcast_to(tmp0, [XBLOCK, RBLOCK]), float("inf")), 1, nan_min)[:, None].to(tl.float32)
+    tl.store(out0 + tl.full([XBLOCK, 1], 0, tl.int32), red1.to(tl.float16))
+    tmp2 = red1.to(tl.float16).to(tl.float32)
+    tmp3 = tl.sqrt_rn(tl.abs(tmp2) * tl.abs(tmp2))
+    tmp4 = tmp3.to(tl.float16).to(tl.float32)
+    tl.store(out1 + tl.full([XBLOCK, 1], 0, tl.int32), tmp3.to(tl.float16))
+    tmp5 = tl.where(tmp4 == 0.0, 0.0, tl.div_rn(red1, tmp4))
+    tl.store(out2 + tl.full([XBLOCK, 1], 0, tl.int32), tmp5.to(tl.float16))
+    tmp6 = tmp2 == tmp0.to(tl.float16).to(tl.float32)
+    tl.store(out3 + tl.broadcast_to(rindex, [XBLOCK, RBLOCK]), tmp6, rmask)
+    red7 = tl.sum(tl.where(rmask, tmp6.to(tl.int64), tl.full([1, 1], 0, tl.int64)), 1)[:, None].to(tl.int64)
+    tl.store(out4 + tl.full([XBLOCK, 1], 0, tl.int32), red7.to(tl.float32).to(tl.float16))
+"""
+
+
+@pytest.mark.skipif(launch.interpreting(), reason="compiles for a GPU")
+@pytest.mark.parametrize("fails", [False, True], ids=["this Triton", "one that fails"])
+def test_layouts_that_triton_does_not_find(monkeypatch, fails):
+    """Triton 3.6 ends with an error at this kernel."""
+    import triton
+    texts, real = [], triton.compile
+
+    def compile_source(source, **kwargs):
+        texts.append(source.fn.src)
+        if fails and len(texts) == 1:
+            raise RuntimeError("PassManager::run failed")
+        return real(source, **kwargs)
+    monkeypatch.setattr(triton, "compile", compile_source)
+    pointers = {"in0": "*fp16", "out0": "*fp16", "out1": "*fp16", "out2": "*fp16", "out3": "*i1", "out4": "*fp16"}
+    task = {"name": "kernel", "key": "0" * 64, "code": EQUAL_TO_THE_LEAST, "signature": pointers, "constants": {"XBLOCK": 1, "RBLOCK": 32},
+            "aligned": list(pointers), "num_warps": 1, "arch": 90}
+    assert launch.worker.compile_kernel(task)["cubin"][:4] == b"\x7fELF"
+    if fails:
+        assert [t.count("tl.reshape(tl.") for t in texts] == [0, 2] and "1, nan_min), [XBLOCK, 1]).to(tl.float32)" in texts[1]
+
+
 @pytest.mark.skipif(launch.interpreting(), reason="compiles for a GPU")
 def test_a_product_and_a_sum_are_two_roundings(monkeypatch):
     """As in eager, where they are two operators: no fused multiply-add."""
