@@ -406,8 +406,8 @@ def compare(text, backend, statistics, settings):
         endless = a[0].startswith("raised RecursionError")
         if backend != "eager" and a[0].startswith(OVERWRITTEN) and b[0] == "backward":
             return None                                      # a functional graph saves the value from before the write
-        if b[0].startswith("raised OutOfRange ") and a[0].startswith(("raised IndexError ", "raised RuntimeError ")) and \
-                any(words in a.error for words in OUTSIDE):
+        if b[0].startswith("raised OutOfRange ") and a[0].startswith(
+                ("raised IndexError ", *["raised RuntimeError "] * any(words in a.error for words in OUTSIDE))):
             b = Shot((b[0].replace("OutOfRange", a[0].split()[1]), *b[1:]))         # it is both
         if refused and a[0] == "backward" and b[0].startswith(OVERWRITTEN):
             return None                                      # or a result that is written behind a break

@@ -236,7 +236,8 @@ def resize(w):
     options = [f"F.interpolate({x}, {how}, mode='{mode}'{corners}{alias})"] * 4
     if n == 2:
         options += [f"F.pixel_unshuffle({x}[..., :{t.shape[2] // 2 * 2}, :{t.shape[3] // 2 * 2}], 2)", f"F.pixel_shuffle({x}, 2)",
-                    f"F.channel_shuffle({x}, {w.rng.choice([1, t.shape[1]])})", f"F.interpolate({x}, scale_factor=0.5, mode='area')"]
+                    f"F.channel_shuffle({x}.repeat(1, 2, 1, 1), {w.rng.choice([2, 2 * t.shape[1]])})",
+                    f"F.interpolate({x}, scale_factor=0.5, mode='area')"]
     pads = [w.rng.choice([0, 1, 2, -1]) for _ in range(2 * n)]
     options += [f"F.pad({x}, {pads}, mode='{w.rng.choice(['reflect', 'replicate', 'circular', 'constant'])}')"]
     return w.rng.choice(options)
@@ -382,7 +383,7 @@ CURVES = ["torch.sin", "lambda a: a * a", "lambda a: a ** 3", "lambda a: a.sigmo
           "lambda a: F.softplus(a)", "lambda a: torch.atan2(a, a * a + 1)", "lambda a: a.logsumexp(-1)",
           "lambda a: (a * a.flip(-1)).cumprod(-1)",
           "lambda a: a.index_select(0, torch.tensor([0, 0], device=DEVICE)) ** 2", "lambda a: a.abs().sqrt()",
-          "lambda a: (a.abs() + 0.5).prod(-1)",      # under `Noise` a product is differentiated by another formula
+          "lambda a: torch.cat([a, 1 - a], -1).abs().add(0.5).prod(-1)",      # under `Noise` a product is differentiated by another formula
           "lambda a: F.conv1d(a[:, None], a[:1, None, :2]) if a.dim() == 2 else a * a", "lambda a: a.clone().mul_(a)",
           "lambda a: a[1:] / a[:-1]"]
 
