@@ -38,7 +38,7 @@ from .operations import binary, fold, joined, later, unary
 from .subscripts import contains, delete_item, get_item, set_item
 from .tracer import PYTHON, call, globals_of, is_library, location, read_once, unsupported, writable_globals, written_global
 from .values import (
-    AbstractValue, CellVal, Const, DELETED, DictVal, ListVal, NONE, NULL, SetVal, SliceVal, TupleVal, boolean, const,
+    AbstractValue, CellVal, Const, DELETED, DictVal, HandlingVal, LASTI, ListVal, NONE, NULL, SetVal, SliceVal, TupleVal, boolean, const,
     describe)
 from .wrap import wrap, wrap_constant
 
@@ -54,8 +54,17 @@ instructions({
     "RESUME NOP PRECALL": lambda tx, frame, i: None,
     "POP_TOP END_FOR": lambda tx, frame, i: let_go(tx, list.pop(frame.stack)),               # nobody looks at it
     "PUSH_NULL": lambda tx, frame, i: NULL,
-    "COPY": lambda tx, frame, i: frame.stack[-i.arg],
+    "COPY": lambda tx, frame, i: copy_slot(frame.stack, i.arg),
 })
+
+
+def copy_slot(stack, depth):
+    """A copy of a slot. CPython copies that of a running handler where an exception leaves it, and pops the copy: the handler is over
+    then, and a graph that ends behind that must not begin it again, so the slot itself keeps nothing."""
+    value = stack[-depth]
+    if type(value) is HandlingVal:
+        stack[-depth] = LASTI
+    return value
 
 
 @opcode("SWAP")

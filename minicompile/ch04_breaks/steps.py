@@ -59,7 +59,7 @@ from ..ch03_capture.tracer import PYTHON
 from ..errors import Unsupported
 from . import bytecode as bc
 from .resume import (
-    CONTEXT, HANDLING, HAS_ARGUMENT, NULL, VALUE, Draft, ResumePoint, TailCall, assemble,
+    CONTEXT, HANDLING, HAS_ARGUMENT, LASTI, NULL, VALUE, Draft, ResumePoint, TailCall, assemble,
     make_resume, origin_of, parameters_at, pieces)
 
 
@@ -144,6 +144,8 @@ def execute(w: Walk, i):
     kinds, top = w.kinds, w.kinds[-1] if w.kinds else None
     if i.name == "COPY":
         kinds.append(kinds[-i.arg])
+        if kinds[-1] == HANDLING:                       # an exception leaves the handler, as in `copy_slot`
+            kinds[-1 - i.arg] = LASTI
     elif i.name == "SWAP":
         kinds[-i.arg], kinds[-1] = kinds[-1], kinds[-i.arg]
     else:

@@ -292,6 +292,20 @@ def try_in_handler(x):
     return z, sys.exc_info()[0]
 
 
+def generator_is_closed_by_an_exception_that_leaves_a_handler(x):
+    try:
+        for number in closing(5, "handler"):
+            try:
+                x = x + number
+                effect(x)
+                raise ValueError("v")
+            except KeyError:
+                pass
+    except ValueError:
+        x = x * 2
+    return x + 1
+
+
 def try_finally(x):
     try:
         y = x * 2

@@ -1,4 +1,5 @@
 """Graph breaks in awkward places: the compiled program is compared with the uncompiled one, over several calls."""
+import sys
 import time
 
 import break_programs as programs
@@ -17,6 +18,7 @@ def outcome(function, x, capsys):
         result = function(x)
     except Exception as error:
         result = type(error), str(error), repr(error.__cause__), repr(error.__context__)
+    assert sys.exc_info()[1] is None, "an exception of the program counts as handled still"
     return result, list(programs.LOG), capsys.readouterr().out
 
 
