@@ -562,6 +562,29 @@ def formats_that_look_inside(x):
     return x + 1, texts
 
 
+class Numbered:
+    def __str__(self):
+        return "numbered"
+
+    def __index__(self):
+        return 66
+
+
+@program(breaks=True)
+def printf_of_what_is_a_number_or_a_mapping(x):
+    texts = ["%s %r" % (Shown(1), [1]), "%s%%d" % Numbered()]
+    try:
+        texts.append("%d|%-5x|%s" % (Numbered(), Numbered(), Numbered()))
+        texts.append("%c" % Numbered())
+        texts.append("%(a)d" % {"a": Numbered()})
+        texts.append("%(3)s" % Shown(4))
+        texts.append("nothing" % Shown(4))
+        texts.append("%.2f" % (Shown(4),))
+    except TypeError as error:
+        texts.append(str(error))
+    return x + 1, texts
+
+
 @program
 def failing_operators(x):
     words = []

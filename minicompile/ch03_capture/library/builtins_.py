@@ -177,7 +177,7 @@ def is_named(value) -> bool:
 
 def printable(tx, value, inside=False):
     """as_python(value) for printing: what has a text of its own is a deputy, and the text of a class is asked for again in each call.
-    inside: attributes and items of it are printed, too, which a deputy has not."""
+    inside: attributes and items of it are printed, too, or the number that it is, which a deputy has not."""
     def instead(v):
         if type(v) in (ObjVal, TupleVal, ExcVal) and any(python_method(v.cls, m) for m in ("__repr__", "__str__", "__format__")):
             if inside:
@@ -214,10 +214,12 @@ def printf(tx, text, value):
     operands = [as_constant(tx, v) for v in (unpack(tx, value) if type(value) is TupleVal and value.cls is tuple else [value])]
     if (made := text_later(tx, printed, [const(text.value), *operands])) is not None:
         return made
+    inside = re.search(r"%(\(.*?\))?[-#0 +.*\d]*[hlL]?[^\W\dsrahlL]", text.value) is not None
     if type(value) is not TupleVal:
-        return fold_text(tx, text.value.__mod__, [value])
+        mapping = type(value) is ObjVal and lookup(value.cls, "__getitem__") is not MISSING
+        return fold_text(tx, text.value.__mod__, [value], inside=inside or mapping)
     with user_errors():
-        return const(text.value % tuple(printable(tx, v) for v in unpack(tx, value)))
+        return const(text.value % tuple(printable(tx, v, inside) for v in unpack(tx, value)))
 
 
 # %% [markdown]
