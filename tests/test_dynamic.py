@@ -6,6 +6,7 @@ import math
 import operator
 import os
 import random
+import re
 import subprocess
 import sys
 import warnings
@@ -418,6 +419,20 @@ def test_a_norm_whose_eps_varies_gives_the_layout_of_its_kernel(norm):
         for p in (0.2, 0.3, 0.45):
             x = form(torch.randn(4, 4, 3, 3))
             torch.testing.assert_close(compiled(x, p), f(x, p), check_stride=True)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_what_a_batch_norm_whose_eps_varies_refuses(training):
+    def f(x, mean, var, weight, p):
+        return F.batch_norm(x, mean.clone(), var.clone(), weight, None, training, 0.1, p)
+    compiled, x, ones = minicompile.compile(f, backend="aot_eager"), torch.randn(4, 6, 5), torch.ones(6)
+    for p in (0.2, 0.3, 0.45):
+        torch.testing.assert_close(compiled(x, ones, ones, ones, p), f(x, ones, ones, ones, p))
+    for args in ((ones, ones, ones[:1], 0.6), (ones[:1], ones[:1], ones, 0.7), (ones, ones, ones, -0.1)):
+        with pytest.raises(Exception) as expected:
+            f(x, *args)
+        with pytest.raises(type(expected.value), match=re.escape(str(expected.value))):
+            compiled(x, *args)
 
 
 CALLED = {

@@ -412,7 +412,7 @@ def compare_plain(tx, symbol, function, a, b):
         return emit(tx, function, [a, b])
     if decimal.Decimal in (a.cls, b.cls):                    # which equals numbers, and is none that a symbol knows
         return fold(tx, function, [specialize(a), specialize(b)])
-    if not in_floats(a) or not in_floats(b):
+    if not in_floats(a) or not in_floats(b) or rounds_other(a, b) or rounds_other(b, a):
         return fold(tx, function, [a, b])
     try:
         answer = function(*(v.sym if type(v) is SymVal else v.value for v in (a, b)))
@@ -424,6 +424,11 @@ def compare_plain(tx, symbol, function, a, b):
 def in_floats(value) -> bool:
     """Whether a float may stand for it in a comparison. Python compares a float and a large int exactly, where symbols would round."""
     return type(value) is not Const or not isinstance(value.value, int) or abs(value.value) <= 2**53
+
+
+def rounds_other(scalar, value) -> bool:
+    """Whether NumPy rounds a number to the class of a scalar before it compares them: `np.float32(0.1) == 0.1`."""
+    return scalar.cls in (numpy.float16, numpy.float32) and value.cls in (int, float)
 
 
 def compare_sequences(tx, function, a, b):

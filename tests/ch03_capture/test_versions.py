@@ -185,6 +185,17 @@ def test_a_float_that_varies_and_an_int_that_is_no_float(ask, kind):
 
 
 # ------------------------------------------------------------------ scalars of NumPy
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_numpy_rounds_a_number_that_it_compares_with_a_short_float(kind):
+    def f(x, t):
+        s = kind(t)
+        return x + 1, s == t, s == 0.1, s < 0.1, 0.1 < s, s > 1e-9, s == 2**24 + 1, s in [0.1, 2049], s == kind(0.1), s != np.float64(0.1)
+    compiled = minicompile.compile(f, backend="eager")
+    with np.errstate(all="ignore"):
+        for number in (1.5, 2.5, 0.1, 0.3, 2049.0, 2.0**24, 1e300, math.nan, 0.1):
+            assert repr(compiled(torch.ones(1), number)) == repr(f(torch.ones(1), number)), number
+
+
 BETAS = np.linspace(1e-4, 0.02, 40)
 ALPHAS = np.cumprod(1 - BETAS)
 

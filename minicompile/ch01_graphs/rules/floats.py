@@ -329,7 +329,8 @@ def instance_norm(x, mean=None, var=None, weight=None, bias=None, of_input=True,
 def batch_norm(x, mean, var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     dims = [d for d in range(x.dim()) if d != 1]
     if type(eps) is torch.SymFloat and (not are_plain(x, mean, var, weight, bias) or x.dim() < 2 or x.numel() == x.shape[1]
-                                        or training and not eps > 0):
+                                        or any(t is not None and tuple(t.shape) != (x.shape[1],) for t in (mean, var, weight, bias))
+                                        or not (eps > 0 if training else eps >= 0)):
         return NotImplemented
     if not training:
         if mean is None or var is None or type(eps) is not torch.SymFloat:
