@@ -495,3 +495,18 @@ def test_a_flip_keeps_strides_of_size_1(shape):
         fake = run_on_fakes(torch.ops.aten.flip.default, (
             FakeTensor(torch.empty(100, device="meta").as_strided(shape, stride), x.device), [0]), {})
         assert fake.stride() == x.flip(0).stride()
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("scaled", [torch.bool, torch.int64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("of", [torch.int64, torch.float16])
+def test_a_power_of_two_of_integers_is_of_the_default_dtype(scaled, of, default):
+    x, power, before = torch.ones(3, dtype=scaled), torch.ones(3, dtype=of), torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        mode = FakeMode()
+        with mode:
+            found = torch.ldexp(mode.from_real(x), mode.from_real(power))
+        assert found.dtype == torch.ldexp(x, power).dtype
+    finally:
+        torch.set_default_dtype(before)

@@ -28,6 +28,7 @@ ACCUMULATES = {"index_put": "accumulate", "index_put_": "accumulate", "_index_pu
 BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}      # they write to the arguments 3 and 4; no schema says so
 SUMS = {torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.default, torch.ops.aten.mean.dim,
         torch.ops.aten.linalg_vector_norm.default}              # whose kernel adds up one by one
+LOGARITHMS = {"_log_softmax", "logsumexp", "logcumsumexp"}
 UNITS = 2.0
 # Kernels that compare a number with two limits; of NaN they make zero where they take several numbers at once, and the gradient
 # (that of logit is divided by NaN) elsewhere
@@ -150,6 +151,8 @@ class Noise(TorchDispatchMode):
                 if name == "linspace" and t.numel():                # what is zero in the middle is rounding
                     self.disturb_as_(t, t.abs().amax())
                 else:
+                    if name in LOGARITHMS and not overlaps(t):      # of a sum of about 1 they are as inexact as 1
+                        self.disturb_as_(t, torch.where(t.isfinite(), t.abs().clamp(min=1), 1))
                     self.disturb_(t)
                 if before is not None:
                     self.undisturbed[id(t)] = t, t._version, before

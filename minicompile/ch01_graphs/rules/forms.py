@@ -261,11 +261,13 @@ def _spaced(out, start, end, *_):
 
 
 def _scaled_by_power(out, x, other):
-    """Floats are scaled by integers in a copy, which is resized where it is too small. Anything else is a product with a power."""
+    """Floats are scaled by integers in a copy, which is resized where it is too small. Anything else is a product with a power, of
+    integers in the default dtype."""
     if x.is_floating_point() and not other.is_floating_point():
         return like_a_copy(out, x) if out.shape == x.shape else elementwise(out, x, other)
     whole = not (x.is_floating_point() or x.is_complex())
-    return elementwise(out.to(other.dtype) if whole and other.is_floating_point() else out, x, row_by_row(other))
+    power = other.dtype if other.is_floating_point() or other.is_complex() else torch.get_default_dtype()
+    return elementwise(out.to(power) if whole else out, x, row_by_row(other))
 
 
 def _copied_apart(out, x, *_):
@@ -307,6 +309,7 @@ FORMS.update(by_overload({
     "angle": lambda out, x: row_by_row(out) if x.is_complex() else elementwise(out, x),
     "isinf": _is_infinite,
     "sort sort.stable frexp.Tensor": _each(like_a_copy),
+    "max_pool3d_with_indices": _each(_of_one_sample),
     "index.Tensor _unsafe_index.Tensor": _indexed,
     "where.self": lambda out, condition, *choices: elementwise(out, condition, *as_promoted(choices, out.dtype)),
     "rot90": _rotated,
@@ -337,7 +340,6 @@ CPU_FORMS.update(by_overload({
     "pixel_unshuffle channel_shuffle": _shuffled,
     "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d max_unpool2d pixel_shuffle reflection_pad2d "
     "replication_pad2d reflection_pad3d replication_pad3d": _rows_or_channels_last,
-    "max_pool3d_with_indices": _each(_of_one_sample),
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward_dtypes,
     "rrelu_with_noise nonzero_static index_add index_copy": row_by_row,
