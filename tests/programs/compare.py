@@ -252,7 +252,7 @@ def execute(code, compile_, *, words=True, around=contextlib.nullcontext, before
         photo = Photo(name, words)
         state = {k: v for k, v in space.items() if k not in SKIPPED and not isinstance(v, types.ModuleType)}
         shots.append(Shot((what, photo.of(result), photo.of(list(args)), {k: photo.of(v) for k, v in state.items()},
-                           printed(out.getvalue()), torch.is_grad_enabled())))
+                           printed(out.getvalue()), torch.is_grad_enabled(), type(sys.exc_info()[1]).__name__)))
         shots[-1].error = error
         return photo.keep
 
@@ -452,7 +452,8 @@ def compare(text, backend, statistics, settings):
             early = backend != "eager" and (a[0].startswith("backward raised") or SAVED[0] in a.error)
             if path[:3] in ("[2]", "[3]") and (early or any(words in a.error for words in REFUSED)):
                 return None                                  # a kernel refused, or a backward raised in the middle: see README
-            part = ["outcome", "result", "arguments", "globals", "output", "grad mode"][int(path[1])] if path[:1] == "[" else path
+            parts = "outcome", "result", "arguments", "globals", "output", "grad mode", "exception in handling"
+            part = parts[int(path[1])] if path[:1] == "[" else path
             part = "exception" if part == "result" and a[0].startswith("raised") else part
             return f"difference in {part}", f"photograph {number}, {part} at {path}: plain {brief(x)}, compiled {brief(y)}; {a[0]}"
         if endless:                                          # how far the program had come is not for Python to say
