@@ -118,6 +118,8 @@ class Photo:
         info = (str(t.dtype), tuple(t.shape), strides if t.numel() > 1 else (), t.storage_offset() - first,
                 t.requires_grad, leaf, t.is_inference())
         plain = t.detach().clone() if t._is_zerotensor() else t.detach()       # autograd's zeros have no memory
+        if t.is_complex() and not self.exact:       # a sum multiplies by 1 + 0j: NaN in one part comes to the other by the order of sums
+            plain = torch.where(plain.isnan(), complex("nan+nanj"), plain)
         values = (torch.view_as_real(plain.resolve_conj()) if t.is_complex() else plain).flatten().tolist()
         return "tensor", type(t).__name__, storage, info, values, None if leaf is not True else self.of(t.grad, depth)
 
