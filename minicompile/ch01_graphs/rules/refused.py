@@ -233,6 +233,15 @@ def is_viewed(t: torch.Tensor) -> bool:
     return torch._C._storage_Use_Count(memory._cdata) > 2 + t.formers       # this Python object, and the meta tensor of `t`
 
 
+@REFUSALS.of(aten.view.default)
+def check_viewed(func, t: FakeTensor, sizes) -> None:
+    """Where sizes vary, the meta kernel does not compare the strides of two dims with a dim of size 1 between them."""
+    if any(isinstance(n, torch.SymInt) for n in (*t.shape, *t.stride(), *sizes)):
+        form = tuple(map(present, t.shape)), tuple(map(present, t.stride()))
+        with outside():
+            torch.empty_strided(*form, device="meta").view(tuple(map(present, sizes)))
+
+
 @REFUSALS.of(*overloads(aten.as_strided, aten.as_strided_copy))
 def check_storage(func, t: FakeTensor, sizes, strides, offset=None, **kwargs) -> None:
     """`as_strided` beyond the memory that there is, which a meta tensor does not have."""
