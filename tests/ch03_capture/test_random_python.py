@@ -4,8 +4,12 @@ import pathlib
 
 import pytest
 from programs.compare import check
+from programs.cuts import mark
 from programs.generate import program
+from programs.reduce import reduce
 from programs.run import backend_of, run_seeds
+
+from minicompile.ch04_breaks import breaks
 
 FOUND = sorted(p for p in (pathlib.Path(__file__).parents[1] / "programs" / "found").glob("*.py") if not p.stem.startswith("tensors_"))
 PER_TEST = 15
@@ -58,6 +62,53 @@ def test_how_often_an_endless_program_calls_is_not_compared(handled):
     code = compile(text, "<t>", "exec")
     assert compare.differs_from_itself(code, compare.execute(code, lambda f: f)) == handled
     assert check(text) is None
+
+
+# ---- graphs that end at random instructions
+
+@pytest.mark.parametrize("kind,permille,count", [("python", 20, 3), ("python", 150, 4), ("python", 500, 2), ("tensors", 150, 3),
+                                                 ("training", 150, 1), ("derivatives", 150, 3)])
+def test_random_with_cuts(kind, permille, count):
+    failures, features = run_seeds((kind, "cpu", 0, count, None, 0, None, float("inf"), permille))
+    assert not failures, f"python -m tests.programs --kind {kind} --cuts {permille} --seed {failures[0][0]}"
+    assert features["breaks"] >= 2 * count
+
+
+TWO_ON_THE_STACK = """import torch
+import math
+def helper(x, k):
+    for i in range(k):
+        x = x + i
+    return x
+def entry(x):
+    y = helper(x, 3)
+    if y is not None:
+        z = x.cos() - y
+    return z * 2
+def drive(compile_, call):
+    call(compile_(entry), torch.ones(2))
+"""
+
+
+def reasons(text) -> list:
+    statistics = {}
+    assert check(text, "eager", statistics) is None
+    return statistics["breaks"]
+
+
+def test_a_program_keeps_its_cuts(monkeypatch):
+    """The line that is in its text says where they are, also in the reduced one."""
+    seed = next(s for s in range(1000) if reasons(mark(TWO_ON_THE_STACK, s, 100)) == ["a cut at BINARY_OP"])
+    text = mark(TWO_ON_THE_STACK, seed, 100)
+    assert not reasons(TWO_ON_THE_STACK) and reasons(text.replace("import math\n", "").replace("3)", "1)")) == reasons(text)
+
+    def turned_around(*args, of=breaks.stack_slots):
+        kinds, slots = of(*args)
+        return kinds, slots[::-1]
+    monkeypatch.setattr(breaks, "stack_slots", turned_around)
+    small = reduce(text, check, check(text)[0])
+    assert check(text) and check(small) and not check(TWO_ON_THE_STACK)
+    assert small.startswith(f"CUTS = ({seed}, 100)\n") and "helper" not in small
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Random programs, plain and compiled: `python -m tests.programs --count 20000 --jobs 2`, `python -m tests.programs --seed 17`;
 `--kind tensors` for programs of tensors only, on every rung (`--backend`) and device (`--kind tensors/scatters`: most statements of one
-family); `--kind training` for whole training steps, `--kind derivatives` for derivatives of derivatives.
+family); `--kind training` for whole training steps, `--kind derivatives` for derivatives of derivatives. `--cuts 50` ends graphs at so many
+of a thousand instructions as well, wherever they are.
 
 Each difference is reduced to a small program and printed, as a module that can be run by `--file`."""
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from minicompile.bench.run import environment
 
 from .compare import check
+from .cuts import mark
 from .run import KINDS, backend_of, job, setup
 
 
@@ -25,6 +27,7 @@ def record(path: str, options, features, failures, seconds: float) -> None:
     file = pathlib.Path(path)
     known = json.loads(file.read_text()) if file.exists() else {"benchmark": f"random programs: {options.kind}", "rungs": {}, "runs": []}
     rung = options.backend or ", ".join(dict.fromkeys(backend_of(seed, options.kind, options.device) for seed in range(10)))
+    rung += " with cuts" if options.cuts else ""
     rung += " on a GPU" if options.device == "cuda" else " in Triton's interpreter" if rung == "triton" else ""
     total = known["rungs"].setdefault(rung, {})
     for name, number in {**features, "differ": len(failures)}.items():
@@ -44,6 +47,7 @@ def main():
     parser.add_argument("--kind", choices=KINDS, default="python")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the tensors")
     parser.add_argument("--backend", help="the rung; of tensor programs cpp or triton, unless told")
+    parser.add_argument("--cuts", type=int, default=0, metavar="PERMILLE", help="of the instructions end the graph (see cuts.py)")
     parser.add_argument("--seconds", type=float, default=1e9, help="no new program after so many")
     parser.add_argument("--record", help="add the counts to this JSON file")
     parser.add_argument("--shrink", type=float, default=20.0, help="seconds for reducing one program; 0: not at all")
@@ -57,12 +61,13 @@ def main():
         return int(found is not None)
     if options.seed is not None:
         if options.show:
-            print(KINDS[options.kind](options.seed, *([options.device] if options.kind.startswith("tensors") else [])))
+            text = KINDS[options.kind](options.seed, *([options.device] if options.kind.startswith("tensors") else []))
+            print(mark(text, options.seed, options.cuts))
         options.first, options.count = options.seed, 1
     start, last = time.time(), options.first + options.count
     chunk = min(100 if options.kind == "python" else 30, -(-options.count // options.jobs))
     work = [(options.kind, options.device, first, min(first + chunk, last), options.backend, options.shrink, options.keep,
-             start + options.seconds) for first in range(options.first, last, chunk)]
+             start + options.seconds, options.cuts) for first in range(options.first, last, chunk)]
     failures, features = [], collections.Counter()
     free = threading.Semaphore(options.jobs + 2)    # the pool takes all work at once, and starts processes even for what comes too late
 

@@ -25,6 +25,7 @@ from minicompile.ch01_graphs.graph import history_of
 from minicompile.ch05_autograd import region
 from minicompile.ch11_runtime import host
 
+from .cuts import cutting
 from .noise import Noise, Overlaps, Trimmed
 
 SKIPPED = {"__builtins__", "__name__", "__doc__", "__package__", "__loader__", "__spec__", "__annotations__", "__warningregistry__",
@@ -337,7 +338,8 @@ def check(text: str, backend="eager", statistics=None, seconds=60.0, **settings)
     old = signal.signal(signal.SIGPROF, ring)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
-        return compare(text, backend, statistics, settings)
+        with cutting(text):
+            return compare(text, backend, statistics, settings)
     except TooLong:
         return "too long", "it did not end"
     finally:

@@ -16,6 +16,7 @@ from minicompile.tools import apart
 
 from . import derivatives, generate, tensors, training
 from .compare import OUTSIDE, REFUSED, check
+from .cuts import mark
 from .reduce import reduce
 
 KINDS = {"python": generate.program, "tensors": tensors.program, "training": training.program,
@@ -79,8 +80,8 @@ def alone(args):
 
 def run_seeds(args):
     """Checks seeds. args: kind, device, first, last (exclusive), backend or None, seconds for reducing, folder for failing programs, time
-    at which to stop."""
-    kind, device, first, last, backend, shrink, keep, deadline = args
+    at which to stop, and the permille of instructions at which graphs end (`cuts.py`), or nothing."""
+    kind, device, first, last, backend, shrink, keep, deadline, *permille = args
     failures, features = [], collections.Counter()
     reduced = set()
     for seed in range(first, last):
@@ -89,6 +90,7 @@ def run_seeds(args):
             break
         statistics, used = {}, backend or backend_of(seed, kind, device)
         text = KINDS[kind](seed, device) if kind.startswith("tensors") else KINDS[kind](seed)
+        text = mark(text, seed, *permille)
         os.write(2, f"seed {seed}\n".encode())
         kernels = OUTSIDE if device == "cuda" else REFUSED if used == "triton" else ()        # an interpreted one divides by zero
         if kernels and refuses_values(text.replace("DEVICE = 'cuda'", "DEVICE = 'cpu'"), kernels):
