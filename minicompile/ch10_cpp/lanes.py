@@ -237,7 +237,7 @@ def close_lanes(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol, first
 
 def inlined(e: Emitter, parameters: str, lines: list[str]) -> list[str]:
     """The function `run`, whose body is `lines`. It has copies of all it reads, whose addresses would else be known, but arrays."""
-    indexed, own = (set(re.findall(pattern, "\n".join(lines))) for pattern in (r"\b(\w+)\[", r"alignas\(64\) (?:float|int32_t) (\w+)\["))
+    indexed, own = (set(re.findall(pattern, "\n".join(lines))) for pattern in (r"\b(\w+)\[", r"alignas\(64\) \w+ (\w+)\["))
     arrays = [f"&{name}" for name in sorted(indexed - own - set(e.pointers.values()))]
     return [f"const auto run = [{', '.join(['=', *arrays])}]({parameters}) __attribute__((always_inline)) {{",
             *("  " + line for line in lines), "};"]

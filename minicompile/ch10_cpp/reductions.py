@@ -21,19 +21,19 @@
 import re
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Sequence
+from typing import Iterable, Sequence
 
 import torch
 
 from ..ch01_graphs.layouts import contiguous_strides
-from ..ch01_graphs.symbolic import Symbol, as_expr, present, product, substitute, symbols, to_text
+from ..ch01_graphs.symbolic import Int, Symbol, as_expr, present, product, substitute, symbols, to_text
 from ..ch07_loops.builder import compute_dtype
 from ..ch07_loops.ir import Value, behind, identity, in_order
 from ..ch07_loops.lazy import linear
 from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.values import elements
 from ..errors import Unsupported
-from .lanes import STEP, TILE, close_lanes, half_blocks, jumping, read_ahead, tabulate, worth_a_table
+from .lanes import STEP, TILE, close_lanes, convert_halves, half_blocks, inlined, jumping, read_ahead, tabulate, worth_a_table
 from .nests import (SIMD, Count, Emitter, Scope, along_lane, best_lane, child, close, compute, direct_variable, for_, fresh, get,
                     index_text, lane_block, lane_headers, of_loop, shared, size_text, store_lines, unnamed)
 from .ops import HALVES, literal, memory_type, register_type
@@ -470,8 +470,11 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         ready = {o for s in (*both, *elements(e.graph, both)) for o in s.operands if not e.graph.is_element(o)
                  and lane in o.dims and (worth_a_table(o) or o.op == "indirect")}
         _materialise(e, nest, lane, sorted(ready, key=in_order), width, lanes)
-        rows = child(nest, kernel.reduction_vars)
-        ahead, now = child(nest, kernel.reduction_vars[:-1]), set(unnamed(both, nest))
+        now = set(unnamed(both, nest))
+        if not stores and now.isdisjoint([*kept, *apart]) and stays_in_registers(e, reductions, now, lane):
+            _register_pass(e, nest, lane, reductions, (first, count, block), width, lanes)
+            continue
+        rows, ahead = child(nest, kernel.reduction_vars), child(nest, kernel.reduction_vars[:-1])
         read_ahead(e, ahead, [load for load in apart if load in now], lane, first, count, last, ("begin", "end"))
         inner = child(child(rows, ()), (lane,))
         halves = half_blocks(e, inner.parent, () if atomic else dict.fromkeys([*unnamed(both, nest), *stores]), lane)
@@ -507,6 +510,83 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
     loops = [Count(v.name, v.size) for v in outer] + blocks
     work = product(v.size for v in kernel.vars + kernel.reduction_vars)
     close(nest, shared(e, work, loops, 0 if atomic else None) or [""], prologue)
+
+
+# %% [markdown]
+# An accumulator in an array costs a load and a store for each number. Where a pass only adds or compares, and has nothing to compute for
+# a row, some `LANES` are therefore walked down `FLUSH` rows at once (down all rows, each would be in another page of memory). Their
+# accumulators are `part`, an array of fixed length, which g++ keeps in registers, and go to the arrays behind these rows:
+#
+#     for (int64_t begin = 0; begin < 1000; begin += 64) {
+#       const int64_t end = 1000 - begin < 64 ? 1000 : begin + 64;
+#       const auto run = [=, &acc_2, &total_2](const int64_t at, const int64_t steps) __attribute__((always_inline)) {
+#         alignas(64) float part3[64];
+#         for (int64_t step = 0; step < steps; step += 1) part3[step] = 0;
+#         for (int64_t r0 = begin; r0 < end; r0 += 1) {
+#           for (int64_t step = 0; step < steps; step += 1) { ... part3[step] += v1; }
+#         }
+#         for (int64_t step = 0; step < steps; step += 1) { ... acc_2[lane] += part3[step]; total_2[lane] += acc_2[lane]; ... }
+#       };
+#       int64_t done = 0;
+#       for (; done + 64 <= count; done += 64) run(done, 64);
+#       if (done < count) run(done, 40);
+#     }
+#
+# Sums of a thousand rows of a thousand floats take two thirds of the time, and so do extremes.
+
+# %%
+LANES = 64                   # whose accumulators are kept in registers
+
+
+def stays_in_registers(e: Emitter, reductions: list[Value], needed: Iterable[Value], lane: Symbol) -> bool:
+    """Can the accumulators of some lanes stay in registers while rows are walked? needed: what the pass computes."""
+    simple = all(r.args[0] in ("max", "min", *OPERATOR) for r in reductions)
+    per_row = any(e.graph.is_element(v) and lane not in v.dims and v.op != "load" for v in needed)
+    return simple and not per_row and not any(v.op in HEAVY for v in needed) and present(e.kernel.reduction_vars[-1].size) >= STEP // 2
+
+
+def _register_pass(e: Emitter, nest: Scope, lane: Symbol, reductions: list[Value], block: tuple, width: Int, lanes) -> None:
+    """A pass whose accumulators are in registers. block: its first lane, how many lanes it has, and how many one has, if not all."""
+    first, count, length = block
+    *others, row = e.kernel.reduction_vars
+    rows = product(v.size for v in e.kernel.reduction_vars)
+    ahead = child(nest, others)
+    run = child(ahead, ())
+    walk = child(run, (row,))
+    inner = child(child(walk, ()), (lane,))
+    around = inner.parent
+    halves = half_blocks(e, around, dict.fromkeys(unnamed(reductions, nest)), lane)
+    most = STEP if halves else max(LANES // len(reductions), STEP)
+    compute(e, reductions, inner)
+    starts, merges, end = [], [], []
+    for r in reductions:
+        step, part = _column_step(e, r, "{x}", not (isinstance(rows, int) and rows <= FLUSH)), fresh(e, "part")
+        (t, acc, start), update = step.state[0], step.element[0]
+        nest.lines += [f"alignas(64) {t} {name}[{width}];" for t, name, _ in step.state]
+        starts += [f"{name}[lane] = {start};" for _, name, start in step.state]
+        run.lines += [f"alignas(64) {t} {part}[{most}];", SIMD, f"{for_('step', 'steps')} {part}[step] = {start};"]
+        inner.lines += of_loop(e, r.loop, update.replace(f"{acc}[lane]", f"{part}[step]").format(x=get(e, r.args[1], inner)))
+        merges += [update.format(x=f"{part}[step]"), *step.flush]
+        end += step.end
+        nest.names[r] = step.result
+    lanes(nest, starts)
+    convert_halves(e, around, halves, lane, first + Symbol("at").expr)
+    at = "const int64_t lane = at + step;"
+    close(inner, [SIMD, for_("step", "steps")], [at, f"const int64_t {lane.name} = {to_text(first + Symbol('lane').expr)};"])
+    close(around, [])
+    walk.lines += ['asm("");'] * compares(reductions)
+    close(walk, [for_(row.name, "end", "begin")])
+    run.lines += [SIMD, f"{for_('step', 'steps')} {{ {at} {' '.join(merges)} }}"]
+    size = size_text(row.size)
+    fixed = isinstance(lane.size, int) and (length is None or length % most == 0 or lane.size <= length)
+    rest = lane.size % most if fixed else f"{count} - done"
+    whole, last = f"for (; done + {most} <= {count}; done += {most}) run(done, {most});", f"if (done < {count}) run(done, {rest});"
+    calls = [f"run(0, {rest});"] if rest == lane.size else ["int64_t done = 0;", whole, *([last] if rest else [])]
+    ahead.lines += [f"const int64_t end = {size} - begin < {FLUSH} ? {size} : begin + {FLUSH};",
+                    *inlined(e, "const int64_t at, const int64_t steps", run.lines), *calls]
+    close(ahead, [*(for_(v.name, size_text(v.size)) for v in others), for_("begin", size, step=FLUSH)])
+    if end:
+        lanes(nest, end)
 
 
 def _materialise(e: Emitter, nest: Scope, lane: Symbol, values: list[Value], width, lanes) -> None:

@@ -590,6 +590,18 @@ def test_g_plus_plus_may_take_two_rows_of_a_column_sum_at_once():
     assert 'asm("")' in source.code
 
 
+@pytest.mark.parametrize("rows, columns", [((7,), 40), ((65,), 3), ((300,), 700), ((3, 70), 50)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool])
+def test_accumulators_of_columns_stay_in_registers_while_some_rows_are_walked(rows, columns, dtype):
+    y, dims = rand(*rows, columns) * 3, tuple(range(len(rows)))
+    y[..., 5 % rows[-1], 1], y[..., 3, 2] = float("nan"), float("-inf")
+    x = y.to(dtype) if dtype.is_floating_point else y.nan_to_num(2, neginf=-7).to(dtype)
+    source, *_ = agree(lambda x, y: (y.sum(dims), x.sum(dims), x.amax(dims), (y * 2 - x.float()).amin(dims), (x != 0).any(dims)), x, y,
+                       rtol=1e-3 if dtype is torch.float16 else 1e-5, atol=1e-4)
+    assert (re.search(r"part\d+\[step\] \+=", source.code) is not None) == (rows[-1] >= 8)
+    agree(lambda x, y: (y.nan_to_num(1).clamp(0.9, 1.1).prod(0), y.var(dims), (x.float() * x[:, :1]).sum(0)), x, y, rtol=1e-3, atol=1e-4)
+
+
 def test_columns_of_few_rows_are_added_up_in_floats():
     source, = agree(lambda x: (x.sum(0), x.var(0), x.mean(0)), rand(64, 64), rtol=1e-5, atol=1e-5)
     assert "total" not in source.code and "centre" not in source.code
