@@ -253,10 +253,15 @@ def group_guards(guards, scope: Scope, beyond: Scope) -> Groups:
 
 def runs_program(guard) -> bool:
     """Whether to ask is to call a function of the program, which has a cache (`call_cached`)."""
-    function, source = guard.expected[0] if guard.kind == "ANSWER" else None, guard.source
-    while source is not None and not (isinstance(source, CallSource) and source.method == "__call__"):
-        source, _ = source.parts()
-    return source is not None or isinstance(getattr(strongly(function), "func", strongly(function)), functools._lru_cache_wrapper)
+    if guard.kind == "ANSWER":
+        return has_cache(getattr(strongly(guard.expected[0]), "func", guard.expected[0]))
+    add_ways((guard.source, guard.expected), ways := set())
+    computed = [x for way in ways if isinstance(way, ComputedSource) for x in way.operands if isinstance(x, ConstantSource)]
+    return any(isinstance(way, CallSource) and way.method == "__call__" for way in ways) or any(has_cache(x.value) for x in computed)
+
+
+def has_cache(function) -> bool:
+    return isinstance(strongly(function), functools._lru_cache_wrapper)
 
 
 def asks_arguments(guard) -> bool:
@@ -549,10 +554,12 @@ def failing_guard(guards, code, function, args, constants=()):
 
 
 def failing_guards(guards, code, function, args, constants):
-    """(guard, explanation) of each guard that does not hold for this call."""
+    """(guard, explanation) of each guard that does not hold for this call. The program is not called for a version that does not fit."""
     namespace = call_namespace(code, function, args, constants)
-    emitter, known, strange = Emitter(frozenset(), constants=namespace), {}, set()
-    for guard in guards:
+    emitter, known, strange, failed = Emitter(frozenset(), constants=namespace), {}, set(), False
+    for guard in sorted(guards, key=runs_program):
+        if failed and runs_program(guard):
+            return
         if strange:
             add_ways((guard.source, guard.expected), ways := set())
             if ways & strange:
@@ -565,10 +572,11 @@ def failing_guards(guards, code, function, args, constants):
                 if not eval(expression(condition.text), namespace):
                     if guard.kind == "TYPE_MATCH":
                         strange.add(guard.source)
+                    failed = True
                     yield guard, condition.why(value)
                     break
         except Exception as error:
-            words = g.short(error.args[0]) if error.args else ""
+            words, failed = g.short(error.args[0]) if error.args else "", True
             yield guard, f"{guard.source or guard} cannot be checked any more: {type(error).__name__}: {words}"
 
 

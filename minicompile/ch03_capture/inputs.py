@@ -20,7 +20,7 @@ from ..ch01_graphs.floats import free_names
 from ..ch01_graphs.layouts import dims_with_gaps
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.torch_guards import TensorSpec
-from ..ch02_guards.sources import CallSource, ConstantSource, DictGetSource, ItemSource, LocalSource, Source
+from ..ch02_guards.sources import CallSource, ComputedSource, ConstantSource, DictGetSource, ItemSource, LocalSource, Source, path_of
 from .tracer import constant_source, guard, location, unsupported
 from .values import SymVal, TensorVal, const
 
@@ -106,14 +106,14 @@ def all_vary(tx, real, source) -> bool:
 
 
 def dynamic_dims(tx, real, source) -> frozenset:
-    """The dims of a tensor whose sizes become symbols. Sizes 0 and 1 never do."""
+    """The dims of a tensor whose sizes become symbols, if it was not made of numbers that vary by itself. Sizes 0 and 1 never do."""
     options = tx.options
     if options.fixed or 0 in real.shape:
         return frozenset()
     learned = options.dynamic.get(source, ())
     learned = () if learned in (True, FROM_ZERO) else learned            # it was a number then
     dims = {*learned, *getattr(real, marks.DYNAMIC, ())}
-    if all_vary(tx, real, source):
+    if all_vary(tx, real, source) or any(type(step) is ComputedSource for step in path_of(source)):
         dims = range(real.dim())
     return frozenset(d for d in dims if d < real.dim() and real.shape[d] > 1)
 

@@ -86,15 +86,22 @@ def varying_item(tx: Tracer, container: TupleVal | ListVal, key: AbstractValue) 
 def application(tx: Tracer, function, args, named: dict) -> tuple:
     """The source of function(*args, **named), and what it gives now. Raises NotConstant: where it raises for these very numbers, and for
     arguments that have no text."""
-    given, by_name = [argument_at(tx, a) for a in args], {name: argument_at(tx, v) for name, v in named.items()}
+    at, given, by_name = call_at(tx, function, args, named)
+    try:
+        return at, function(*given, **by_name)
+    except REFUSALS_OF_VALUES as error:
+        raise NotConstant from error
+
+
+def call_at(tx: Tracer, function, args, named: dict, find=None) -> tuple:
+    """The source of function(*args, **named), and the arguments as they are now. find: gives both for one argument (`argument_at`)."""
+    find = find or argument_at
+    given, by_name = [find(tx, a) for a in args], {name: find(tx, v) for name, v in named.items()}
     numbers = [x for x, _ in (*given, *by_name.values()) if not isinstance(x, (str, Source))]
     symbols = sorted(set().union(*map(free_names, numbers)))
     at = ComputedSource(function_at(tx, function), tuple(x for x, _ in given), tuple((name, x) for name, (x, _) in by_name.items()),
                         tuple((name, tx.symbols.sources[name]) for name in symbols))
-    try:
-        return at, function(*[v for _, v in given], **{name: v for name, (_, v) in by_name.items()})
-    except REFUSALS_OF_VALUES as error:
-        raise NotConstant from error
+    return at, [v for _, v in given], {name: v for name, (_, v) in by_name.items()}
 
 
 REFUSALS_OF_VALUES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)     # what functions of numbers and texts raise

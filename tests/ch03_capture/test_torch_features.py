@@ -21,6 +21,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from recorders import Captures
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -3229,6 +3230,84 @@ def test_what_a_cached_function_makes_of_sizes_that_vary_is_made_once(make):
         ours = compiled(torch.ones(n), first)
         torch.manual_seed(n)
         check_same(list(ours), list(f(torch.ones(n), second)))
+
+
+def writes_to_it(x, made):
+    found = made(x.shape[0])
+    found.add_(1)
+    return x * found, found is made(x.shape[0])
+
+
+def writes_to_a_view(x, made):
+    made((x.shape[0], 2))[1:] += 1
+    return made((x.shape[0], 2)) * x[:, None]
+
+
+def for_more_than_a_size(x, made):
+    first, second = made(x.shape[0] * 2 - 1), made(x.shape[0], 2)
+    second.mul_(2)
+    return x[0] * first, x * second[:, 0], first is made(7)
+
+
+def asks_without_gradients(x, made):
+    with torch.no_grad():
+        found = made(x.shape[0])
+    return x * found, found.requires_grad
+
+
+def for_a_tensor(x, made):
+    return made(x) * 2, made(x + 1), made(x) is made(x)
+
+
+@pytest.mark.parametrize("f", [writes_to_it, writes_to_a_view, for_more_than_a_size, asks_without_gradients, for_a_tensor])
+def test_a_tensor_that_a_cached_function_makes_of_what_varies_is_made_once(f):
+    weight = nn.Parameter(torch.ones(())) if f is asks_without_gradients else torch.ones(())
+
+    def drive(called):
+        made = functools.lru_cache(lambda *n: (n[0] if isinstance(n[0], torch.Tensor) else torch.ones(*n)) * weight)
+        inputs = {n: torch.ones(n) for n in (2, 3, 4, 5, 6)}
+        return [[t.clone() if isinstance(t, torch.Tensor) else t for t in called(inputs[n], made)] for n in (2, 3, 4, 5, 4, 5, 3, 6)]
+
+    with Captures() as seen:
+        check_same(drive(minicompile.compile(f, backend="eager")), drive(f))
+    assert not seen.breaks
+
+
+def test_a_cached_function_that_raises_is_called_again():
+    left = [2]
+
+    @functools.cache
+    def made(n):
+        if left[0] > 0:
+            raise ValueError("not yet")
+        return torch.ones(n)
+
+    def f(x, n):
+        try:
+            return x + made(n)
+        except ValueError as error:
+            return x * 2, str(error)
+    compiled, x = minicompile.compile(f, backend="eager"), torch.ones(3)
+    for left[0] in (2, 1, 0, 1):
+        check_same(compiled(x, 3), f(x, 3))
+
+
+def test_a_cached_function_is_not_called_for_a_version_that_does_not_fit():
+    asked = []
+
+    @functools.cache
+    def made(n):
+        asked.append(n)
+        return torch.ones(n)
+
+    def f(x, use):
+        return x + made(x.shape[0]) if use else x * 2
+    compiled = minicompile.compile(f, backend="eager")
+    for n in (2, 3, 4):
+        compiled(torch.ones(n), True)
+    for n in (5, 6, 7):
+        compiled(torch.ones(n), False)
+    assert asked == [2, 3, 4]
 
 
 @feature(calls=3)

@@ -12,6 +12,7 @@ import _thread
 import bisect
 import builtins
 import collections
+import contextlib
 import contextvars
 import copy
 import copyreg
@@ -38,12 +39,13 @@ import torch
 from ...ch01_graphs.fake import storage_key
 from ...ch02_guards.identity import HEAP_TYPE
 from ...ch02_guards.sources import AttrSource, CallSource
+from ...errors import interrupts
 from ..attributes import get_attribute, set_attribute
 from ..builders import as_python
 from ..calls import BY_CODE, HANDLED, REAL_CALLS, handles, inline_code, inline_function, refuse_weak
 from ..comparisons import equal, truth
 from ..effects import effect_free
-from ..exceptions import user_error, user_errors
+from ..exceptions import user_error
 from ..interpreter import handled_exception, read_cell, read_local, unless_raised
 from ..iterate import iterate, unpack
 from ..keys import hashes_by_identity, key_of, refuse_unhashable
@@ -55,8 +57,9 @@ from ..subscripts import contains, set_item
 from ..tracer import answer, call, constant_source, guard, location, plain_python, unsupported
 from ..values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FALSE, FuncVal, Identity, IterVal, ListVal, MethodVal, NONE, NotConstant,
-    ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, is_class, is_identity)
-from ..wrap import part, realize, wrap
+    ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, boolean, const, describe, dict_of, is_class, is_identity)
+from ..varying import argument_at, call_at, varies_in
+from ..wrap import is_fixed, part, realize, wrap
 from .builtins_ import folded, refused
 
 
@@ -91,36 +94,89 @@ HANDLED[iter] = lambda tx, value, sentinel=None: iterate(tx, value) if sentinel 
 
 
 # %% [markdown]
-# What a function with an `lru_cache` does, it does once for the same arguments. So with objects that are known now it is called now: the
-# program would only find the answer. A tensor or a list is read from the cache again in each call, since the program may write to it.
-# After a write of the trace the function might see what it should not; then it is inlined, and has to give a constant. Calls with other
-# objects are inlined as well, which bypasses the cache: only a function with side effects, one that draws random numbers, and a result
-# that the program changes would show that, and those end the graph. A cache that the trace makes keeps its results in the trace, under
-# keys by the rules of CPython: one `int` or `str` is a key itself, so `f(1)` and `f(1.0)` are two calls. A cache for no results at all is
-# no cache.
+# What a function with an `lru_cache` does, it does once for the same arguments. So with arguments that the entry can find it is called now:
+# the program would only find the answer. A constant is a constant of the trace, and a tensor or a list is read from the cache again in each
+# call, since the program may write to it. A number that varies is one of these arguments, too (`call_at`), and then the function may find
+# nothing in its cache, so it is called in the grad mode that the program is in. But of what is a number itself, the trace knows more if the
+# function is inlined.
+#
+# After a write of the trace or under autocast the function might see what it should not, and what the trace has made cannot be an argument
+# before the graph runs. Then the function is inlined, and has to give a number or a constant. Only where an argument is a new tensor, which
+# no cache knows, may it give another one. What it raises is in no cache; that ends the graph, as side effects and random numbers do.
+#
+# A cache that the trace makes keeps its results in the trace, under keys by the rules of CPython: one `int` or `str` is a key itself, so
+# `f(1)` and `f(1.0)` are two calls. A cache for no results at all is no cache.
 
 # %%
 @REAL_CALLS.of(functools._lru_cache_wrapper)
 def call_cached(tx, function, args, kwargs):
+    arguments, is_early = [*args, *kwargs.values()], not tx.effects.changed
     if function.real.cache_parameters()["maxsize"] == 0:
         return call(tx, wrap(tx, function.real.__wrapped__), args, kwargs)
-    arguments = [*args, *kwargs.values()]
-    known = all(is_known(v) for v in arguments)
-    if known and not tx.effects.changed:
-        again = functools.partial(function.real, *map(known_object, args),
-                                  **{k: known_object(v) for k, v in kwargs.items()})
-        with user_errors():
-            result = again()
-        for value in arguments:
-            if type(value) is ObjVal:
-                guard(tx, value.source, "ID_MATCH", value.real)
-        if type(result) in CONSTANT_TYPES:       # somebody may clear the cache
-            question = (again, ()) if kwargs else (again.func, again.args)
-            tx.guards.add(None, "ANSWER", (*question, result), location(tx))
-            return const(result)
-        return wrap(tx, result, CallSource(constant_source(tx, again), "__call__"))
+    if is_early and all(map(is_known, arguments)):
+        return call_known(tx, function, args, kwargs)
     for value in arguments:
         refuse_unhashable(value)
+    if is_early and not tx.contexts and (found := found_again(tx, function, args, kwargs)) is not None:
+        return found
+    result = inline_cached(tx, function, args, kwargs)
+    if not is_numbers_only(result) and not any(type(v) is TensorVal and v.source is None for v in arguments):
+        unsupported(tx, f"a result that {describe(function)} keeps")
+    return result
+
+
+def call_known(tx, function, args, kwargs):
+    again = functools.partial(function.real, *map(known_object, args), **{k: known_object(v) for k, v in kwargs.items()})
+    result = call_now(tx, function, again)
+    for value in (*args, *kwargs.values()):
+        if type(value) is ObjVal:
+            guard(tx, value.source, "ID_MATCH", value.real)
+    if type(result) in CONSTANT_TYPES:       # somebody may clear the cache
+        question = (again, ()) if kwargs else (again.func, again.args)
+        tx.guards.add(None, "ANSWER", (*question, result), location(tx))
+        return const(result)
+    return wrap(tx, result, CallSource(constant_source(tx, again), "__call__"))
+
+
+def found_again(tx, function, args, kwargs):
+    """What the entry will find by calling the function; None if it cannot call it, or that is made of numbers that vary."""
+    try:
+        source, given, named = call_at(tx, calling_in_mode, [boolean(torch.is_grad_enabled()), function, *args], kwargs, place_of)
+    except NotConstant:
+        return None
+    result = call_now(tx, function, functools.partial(calling_in_mode, *given, **named))
+    is_made_of_numbers = is_constant(result) and any(map(varies_in, (*args, *kwargs.values())))
+    return None if is_made_of_numbers else wrap(tx, result, source)
+
+
+def is_constant(result) -> bool:
+    return all(map(is_constant, result)) if type(result) is tuple else type(result) in CONSTANT_TYPES
+
+
+def call_now(tx, function, again):
+    try:
+        return again()
+    except Exception as error:
+        if interrupts(error):
+            raise
+        unsupported(tx, f"{describe(function)}, which has a cache, raises {type(error).__name__}")
+
+
+def calling_in_mode(enabled: bool, function, /, *args, **kwargs):
+    with contextlib.nullcontext() if torch.is_grad_enabled() == enabled else torch.set_grad_enabled(enabled):
+        return function(*args, **kwargs)
+
+
+def place_of(tx, value) -> tuple:
+    """Where the entry finds an argument, and what it is now."""
+    if type(value) not in (ObjVal, TensorVal):
+        return argument_at(tx, value)
+    if value.real is None:
+        raise NotConstant
+    return constant_source(tx, value.real) if value.source is None or is_fixed(value.real) else value.source, value.real
+
+
+def inline_cached(tx, function, args, kwargs):
     mode = tx.tensors.mode
     drawn, mode.draws = mode.draws, False
     try:
@@ -130,17 +186,12 @@ def call_cached(tx, function, args, kwargs):
             unsupported(tx, f"random numbers that {describe(function)} keeps")
     finally:
         mode.draws = drawn or mode.draws
-    if known and type(result) is not Const:
-        unsupported(tx, f"a cached result of {describe(function)} after a write")
-    if is_made_new(result):
-        unsupported(tx, f"a cached result of {describe(function)} that the program may change")
     return result
 
 
-def is_made_new(value) -> bool:
-    """Whether the trace has made a list or another object that can be changed, or a tuple that holds one."""
-    return value.source is None and (any(map(is_made_new, value.items)) if type(value) is TupleVal else
-                                     type(value) in (ListVal, DictVal, SetVal) or type(value) is ObjVal and value.real is None)
+def is_numbers_only(value) -> bool:
+    """Whether a value is a number, another constant, or a tuple of them."""
+    return all(map(is_numbers_only, value.items)) if type(value) is TupleVal else type(value) in (Const, SymVal)
 
 
 def is_known(value) -> bool:
