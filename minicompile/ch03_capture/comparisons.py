@@ -14,6 +14,7 @@ import array
 import collections
 import contextlib
 import decimal
+import dis
 import itertools
 import math
 import operator
@@ -155,9 +156,10 @@ def assume(tx: Tracer, value: TensorVal, answer: bool, jump) -> bool:
 
 # %% [markdown]
 # `assert lengths.max().item() <= n` asks the same of a number. `decides` looks ahead: if nothing but such a jump asks for what `item()`
-# gives, at most behind a comparison with a number, it may as well stay a tensor, of a dtype that holds whatever Python's number
-# does. What stands on the other side of the comparison is looked at before it is traced, so it is a constant, a variable, or what lies
-# in the dictionary of an object where neither the trace nor a property has another answer; and a number that floats and ints both hold.
+# gives, or `bool()`, `float()`, or `int()` of an integer, at most behind a comparison with a number, it may as well stay a tensor, of a
+# dtype that holds whatever Python's number does. What stands on the other side of the comparison is looked at before it is traced, so it is
+# a constant, a variable, or what lies in the dictionary of an object where neither the trace nor a property has another answer; and a
+# number that floats and ints both hold.
 
 # %%
 READS = ("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_ATTR")
@@ -197,13 +199,25 @@ def kind_of_number(value, dtype) -> type | None:
     return None if EXACT_TO <= abs(number) < math.inf else kind
 
 
+def is_call_of(frame, name: str) -> bool:
+    """Whether the present instruction calls a method of this name, or what a builtin of this name was loaded for."""
+    instructions, at = frame.decoded.instructions, frame.ip - 1
+    if instructions[at].opname != "CALL":
+        return False
+    at -= instructions[at - 1].opname == "PRECALL"
+    if instructions[at - 1].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        return instructions[at - 1].argval == name
+    above = instructions[at].arg + 2                   # what lies on the stack from the function on
+    while at and above > 0 and "JUMP" not in instructions[at - 1].opname:
+        at -= 1
+        above -= dis.stack_effect(instructions[at].opcode, instructions[at].arg, jump=False)
+    return above == 0 and instructions[at].opname == "LOAD_GLOBAL" and instructions[at].argval == name
+
+
 def decides(tx: Tracer, frame, dtype):
-    """What the result of the present call of `item` is compared with, before a jump that decides whether to raise: int, float, or bool
+    """What the number that the present call gives is compared with, before a jump that decides whether to raise: int, float, or bool
     for a jump on the result itself. None if anything else asks for it."""
     instructions, at = frame.decoded.instructions, frame.ip
-    called = [i for i in instructions[max(at - 3, 0):at] if i.opname != "PRECALL"][-2:]
-    if [i.opname for i in called][-1:] != ["CALL"] or called[0].argval != "item":
-        return None
     end = next(k for k in range(at, len(instructions)) if not instructions[k].opname.startswith(READS))
     compares = instructions[end].opname == "COMPARE_OP"
     jump = end + compares + (instructions[end + compares].opname == "TO_BOOL")
@@ -214,17 +228,29 @@ def decides(tx: Tracer, frame, dtype):
     return kind_of_number(number_read(tx, frame, instructions[at:end]) if end > at else frame.stack[-1], dtype) if compares else bool
 
 
+WHOLE_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def number_left_open(tx, tensor: TensorVal, name: str) -> TensorVal | None:
+    """A tensor in the place of what the present call of `item`, `int`, `float` or `bool` gives; None where the number is needed."""
+    dtype, single = tensor.fake.dtype, all(type(size) is int and size == 1 for size in tensor.fake.shape)
+    plain = dtype in WHOLE_DTYPES or dtype.is_floating_point and name != "int"
+    if not (tx.options.trusting and tx.outer is None and single and plain and is_call_of(tx.frames[-1], name)):
+        return None
+    kind = decides(tx, tx.frames[-1], torch.float64 if name == "float" else dtype)
+    if kind is None:
+        return None
+    number = emit(tx, "reshape", [tensor, TupleVal(items=[])])
+    if name == "bool":
+        number, dtype = emit(tx, operator.ne, [number, const(0)]), torch.bool
+    wide = torch.float64 if dtype.is_floating_point or kind is float or name == "float" else torch.int64
+    return number if dtype is torch.bool and kind is bool else emit(tx, "to", [number, wrap(tx, wide)])
+
+
 @method(TensorVal, "item")
 def item_or_tensor(tx, self, *args, **kwargs):
-    dtype, single = self.fake.dtype, all(type(size) is int and size == 1 for size in self.fake.shape)
-    plain = dtype.is_floating_point or dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-    may = type(as_item(self)) is not Const and not args and not kwargs and tx.options.trusting and tx.outer is None and single and plain
-    kind = decides(tx, tx.frames[-1], dtype) if may else None
-    if kind is None:
-        return call_tensor_method(tx, self, "item", args, kwargs)
-    number = emit(tx, "reshape", [self, TupleVal(items=[])])
-    wide = torch.float64 if dtype.is_floating_point or kind is float else torch.int64
-    return number if dtype is torch.bool and kind is bool else emit(tx, "to", [number, wrap(tx, wide)])
+    open_ = None if type(as_item(self)) is Const or args or kwargs else number_left_open(tx, self, "item")
+    return call_tensor_method(tx, self, "item", args, kwargs) if open_ is None else open_
 
 
 # %% [markdown]

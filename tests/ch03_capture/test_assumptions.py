@@ -156,9 +156,20 @@ def an_integer_beyond_floats(x, i, n, limits):
     return x * 2
 
 
+def an_int(x, i, n, limits):
+    assert int(i.max()) < n and 0 <= int(torch.min(i)) and int(x.shape[0]) == 3
+    return x * 2
+
+
+def a_float_of_an_int(x, i, n, limits):
+    if float(i.max()) >= limits.most or not float((x == x).all()) or bool(torch.isnan(x).any()):
+        raise ValueError(f"{float(i.max())} of {int(i.sum())}")
+    return x * 2
+
+
 @pytest.mark.parametrize("backend", ["eager", "default"])
 @pytest.mark.parametrize("f", [less_than_an_argument, more_on_the_left, an_attribute, an_attribute_of_an_attribute, between, a_condition,
-                               a_float, an_integer_beyond_floats])
+                               a_float, an_integer_beyond_floats, an_int, a_float_of_an_int])
 def test_a_number_that_only_decides_whether_to_raise(f, backend):
     x, i, limits = torch.arange(3.0), torch.arange(8), Limits()
     calls = [(x, i, 9), (x, i + 5, 9), (x + 7.1, i, 9), (x * float("nan"), i, 10), (x, i + 1, 9), (x, i + 2, 9), (x, i.int(), 12)]
@@ -180,7 +191,21 @@ def test_a_number_that_decides_more():
         assert i.max().item() < x.max() + 7
         return x * 2
 
-    for f in (used, chosen, of_a_tensor):
+    def as_an_int(x, i, n):
+        assert int(x.max() * 1.5) < n
+        return x * int(i.max())
+
+    def of_several(x, i, n):
+        assert max(map(int, [i.max(), i.min()])) < n and [*map(float, i)][0] < n and sum(map(int, i)) < 7 * n
+        return x * 2
+
+    def by_another_function(x, i, n):
+        def same(number):
+            return number
+        assert same(int(i.max())) < n and len(str(int(i.min()))) < n and int("2", 3) < n
+        return x * 2
+
+    for f in (used, chosen, of_a_tensor, as_an_int, of_several, by_another_function):
         both(f, (torch.arange(3.0), torch.arange(8), 9), (torch.arange(3.0), torch.arange(8), 3), fullgraph=False)
 
 

@@ -319,7 +319,6 @@ def max_or_min(function):
 
 
 HANDLED.update({
-    bool: lambda tx, value=FALSE: boolean(truth(tx, value)),
     any: lambda tx, items: boolean(any(truth(tx, v) for v in values_of(tx, items))),
     all: lambda tx, items: boolean(all(truth(tx, v) for v in values_of(tx, items))),
     min: max_or_min(min),

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Numbers
 #
-# A conversion has three cases. A tensor has no number at compile time, so it breaks the graph. A symbolic number
-# stays one if the conversion keeps its kind. An object of the program may have a method for it, `__int__` for
-# example, which is traced. What is left are constants, for which the function itself is called.
+# A conversion has three cases. A tensor has no number at compile time, so it breaks the graph, unless only a `raise` depends
+# on it. A symbolic number stays one if the conversion keeps its kind. An object of the program may have a method for it,
+# `__int__` for example, which is traced. What is left are constants, for which the function itself is called.
 
 # %%
 import math
@@ -11,12 +11,13 @@ import math
 import torch
 
 from ..calls import HANDLED, handles
+from ..comparisons import number_left_open, truth
 from ..constants import as_item
 from ..operations import binary, emit_float, fold, later, scalar_of, unary
 from ..protocol import special
 from ..tensors import emit
 from ..tracer import unsupported
-from ..values import Const, NONE, SymVal, TensorVal, TupleVal, const, describe
+from ..values import Const, FALSE, NONE, SymVal, TensorVal, TupleVal, boolean, const, describe
 
 ZERO, ONE = const(0), const(1)
 
@@ -36,7 +37,8 @@ def conversion(kind, of_symbol, *methods):
     def handler(tx, value=ZERO, *base):
         value = as_item(value)
         if type(value) is TensorVal:
-            unsupported(tx, f"{kind.__name__}() of a tensor")
+            number = None if base else number_left_open(tx, value, kind.__name__)
+            return number or unsupported(tx, f"{kind.__name__}() of a tensor")
         if type(value) is SymVal:
             return scalar_of(value, None) if value.number is kind else of_symbol(tx, value)
         return own_conversion(tx, value, *methods) or fold(tx, kind, [value, *base])
@@ -51,9 +53,16 @@ def rounds(rounding, method):
 
 
 # %% [markdown]
-# The functions of two numbers are the operators, as far as there are any, and ask a class of the program for its method.
+# `bool` asks for the truth of its argument as a jump does, and leaves it open where only a `raise` depends on it. The functions of
+# two numbers are the operators, as far as there are any, and ask a class of the program for its method.
 
 # %%
+@handles(bool)
+def truth_of(tx, value=FALSE):
+    number = number_left_open(tx, value, "bool") if type(as_item(value)) is TensorVal else None
+    return number or boolean(truth(tx, value))
+
+
 @handles(abs)
 def absolute(tx, value):
     if type(value) is TensorVal:
