@@ -38,14 +38,17 @@ def explain_miss(state: FrameState, function, args) -> str:
     """Why no entry fits, for people. What varies is learned from the entries of the same model."""
     if not state.cache.entries:
         return worst_guard(state.cache)
-    explanation = None
+    explanation, model = None, model_of(args)
     for entry in state.cache.entries:
+        learns = config.automatic_dynamic and state.context.dynamic is None and strongly(entry.model) is model
+        if explanation and not learns and codegen.failing_guard(entry.telling, state.code, function, args, entry.constants):
+            continue                   # nothing else is to be known of this one
         found = codegen.failing_guards(entry.guards, state.code, function, args, entry.constants)
         if (first := next(found, None)) is None:
             continue
         guard, why = first
         ask_first(state, entry, guard)
-        if config.automatic_dynamic and state.context.dynamic is None and strongly(entry.model) is model_of(args):
+        if learns:
             for failing, _ in (first, *found):
                 learn_dynamic(state, failing, function, args, entry)
         explanation = explanation or (why if guard.location is None else f"{why}  # {guard.location}")
@@ -56,7 +59,9 @@ def explain_miss(state: FrameState, function, args) -> str:
 
 # %% [markdown]
 # The guard that failed is also one to ask first the next time. `ask_first` collects such guards in the entry's `telling`. Of those
-# `question_about` makes a small function for chapter 2's `search`, which is told what entries are worth the whole check.
+# `question_about` makes a small function for chapter 2's `search`, which is told what entries are worth the whole check. From the versions
+# of another model nothing is learned. At a miss they, too, are asked for these guards first: a model in each of a hundred calls would
+# otherwise have all guards of all the others evaluated.
 
 # %%
 def ask_first(state: FrameState, entry, guard) -> None:

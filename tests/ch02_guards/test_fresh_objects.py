@@ -37,6 +37,7 @@ import torch.nn.functional as F
 
 import minicompile
 from minicompile import frames, limits
+from minicompile.ch02_guards import codegen
 from minicompile.ch02_guards.cache import MISSED, Entry, EntryCache, add_entry, drop_entries, search
 from minicompile.ch02_guards.guards import GuardSet
 from minicompile.ch03_capture import tracer
@@ -478,6 +479,16 @@ def test_a_model_for_each_call(make, most, kept, monkeypatch):
     monkeypatch.setattr(frames, "explain_miss", None)
     for n in range(300, 303):
         call(n)
+
+
+def test_guards_of_versions_of_other_models_are_not_all_evaluated_at_each_miss(monkeypatch):
+    """The one that told such calls apart before does so again. All of them, for each of 20 models, would be 190 times."""
+    asked, failing_guards = [], codegen.failing_guards
+    monkeypatch.setattr(codegen, "failing_guards", lambda guards, *rest: (asked.append(len(guards)), failing_guards(guards, *rest))[1])
+    models, x = [Named(n) for n in range(1, 21)], torch.ones(2)
+    for model in models * 2:
+        assert torch.equal(minicompile.compile(model, backend="eager")(x), x * int(model.name))
+    assert len(asked) > 100 and sum(count > 2 for count in asked) <= 2 * len(models)
 
 
 def test_models_of_one_class_are_limited_apart():
