@@ -14,7 +14,7 @@ import torch
 from recorders import Recorder
 
 import minicompile
-from minicompile import logs
+from minicompile import logs, versions
 from minicompile.errors import GraphBreakError, MinicompileError, RecompileError
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -466,6 +466,24 @@ def test_builtin_callables():
         assert backend.ran == 1
     compiled = minicompile.compile(torch.fmod, backend="eager")
     assert compiled.__name__ == "fmod" and minicompile.compile(len, backend="eager")([1, 2]) == 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "cpp"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_graph_calls_a_function_that_has_the_name_of_another(backend, grad, monkeypatch):
+    """`torch._VF.cdist` says that its name is `torch.cdist`, which takes other arguments."""
+    def refused(*_):
+        raise AssertionError("the graph raised")
+
+    monkeypatch.setattr(versions, "graph_refused", refused)
+    a, b = torch.rand(4, 4, requires_grad=grad), torch.rand(4, 4)
+    for function in (torch.cdist, torch.tensordot, torch.chain_matmul):
+        arguments = (a, b, 1) if function is torch.tensordot else (a, b)
+        compiled, want = minicompile.compile(function, backend=backend, fullgraph=True), function(*arguments)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(*arguments), want)
+        if grad:
+            torch.testing.assert_close(torch.autograd.grad(compiled(*arguments).sum(), a), torch.autograd.grad(want.sum(), a))
 
 
 # ---- wrong use -----------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from __future__ import annotations
 import functools
 import linecache
 import re
+import types
 import weakref
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Sequence
@@ -225,9 +226,33 @@ CONTAINERS = (tuple, list, dict, slice)
 
 def eager_callable(gm: fx.GraphModule) -> Callable:
     """Backend `eager`: the graph's own Python code."""
-    gm = with_out(gm)
+    gm = with_out(with_own_names(gm))
     gm.real_recompile()
     return gm.forward
+
+
+# %% [markdown]
+# The code calls functions by their names, and a few functions of C++ have that of a Python function around them: a graph of `torch.cdist`
+# has a call of `torch._VF.cdist`, which says that its name is `torch.cdist`. In the code a function of ours calls such a one.
+
+# %%
+def is_wrapped(node: fx.Node) -> bool:
+    """Is it a call of a function of C++ whose name is that of another?"""
+    f = node.target
+    return type(f) is types.BuiltinFunctionType and f.__module__ == "torch" and getattr(torch, f.__name__, f) is not f
+
+
+def with_own_names(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph with a function that has a name of its own in place of each that has another's."""
+    if not any(map(is_wrapped, gm.graph.nodes)):
+        return gm
+    graph, env = fx.Graph(), {}
+    for node in gm.graph.nodes:
+        env[node] = copied = graph.node_copy(node, env.__getitem__)
+        if is_wrapped(node):
+            copied.target = functools.partial(node.target)
+            copied.target.__name__, copied.target.__module__ = node.target.__name__, __name__
+    return graph_module(gm, graph)
 
 
 def with_out(gm: fx.GraphModule) -> fx.GraphModule:
