@@ -87,11 +87,12 @@ NO_ARGUMENT = (ObjVal, FuncVal, MethodVal, PartialVal)
 
 
 # %% [markdown]
-# In order: a function with a handler is handled, and so is a class, unless the program has patched it. A class is instantiated.
-# A function that belongs into the graph, which is what most of torch's functions are, becomes a node, unless one of its arguments is
-# something that a node cannot have, a function of the trace for example; then it is inlined like any Python function. Then the type of the
-# callable decides: Python functions, methods of C classes. An object is called by the `__call__` of its class; that of
-# PyTorch's modules has a handler (`library/modules.py`), and so has that of partials. What is left breaks the graph.
+# In order: a function with a handler is handled, and so is a class, unless the program has patched it. A class is instantiated. A Python
+# function that is a method of tensors, as in `torch.Tensor.backward(loss)` or in a bound `loss.backward` that came in, is called as that
+# method. A function that belongs into the graph, which is what most of torch's functions are, becomes a node, unless one of its arguments
+# is something that a node cannot have, a function of the trace for example; then it is inlined like any Python function. Then the type of
+# the callable decides: Python functions, methods of C classes. An object is called by the `__call__` of its class; that of PyTorch's
+# modules has a handler (`library/modules.py`), and so has that of partials. What is left breaks the graph.
 
 # %%
 @CALLS.of(ObjVal)
@@ -104,6 +105,8 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
         return call_handler(tx, lambda: describe(function), handler, args, kwargs)
     if isinstance(real, type):
         return call_class(tx, function, args, kwargs)
+    if kind is types.FunctionType and args and type(args[0]) is TensorVal and lookup(args[0].cls, real.__name__) is real:
+        return call_method(tx, args[0], real.__name__, args[1:], kwargs)
     if is_graph_function(real) and not (kind is types.FunctionType and (
             isinstance(kwargs.get("out"), TensorVal)
             or any(type(v) in NO_ARGUMENT for v in (*args, *kwargs.values())))):

@@ -259,6 +259,31 @@ def test_a_gradient_that_is_there_is_added_to_in_place():
     assert net.first.weight.grad is kept and not torch.equal(kept, before)
 
 
+def call_it(loss, backward):
+    backward()
+
+
+def call_it_behind_a_break(loss, backward):
+    backward = loss.backward
+    print(end="")
+    backward()
+
+
+def call_it_by_its_class(loss, backward):
+    torch.Tensor.backward(loss * 1)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("program", (call_it, call_it_behind_a_break, call_it_by_its_class))
+def test_a_method_that_came_in_is_the_method(program, rung):
+    p = torch.arange(3.0).requires_grad_()
+    compiled = minicompile.compile(program, backend=rung)
+    for _ in range(2):
+        loss = p.square().sum()
+        compiled(loss, loss.backward)
+    assert p.grad.tolist() == [0, 4, 8]
+
+
 def test_gradients_are_tensors_of_their_own():
     net = Net()
     minicompile.compile(shared_gradient, fullgraph=True)(net, *batch())
