@@ -207,11 +207,24 @@ def wrap_partial(tx, real, kind, source):
     if kind is not functools.partial:            # whose class may call it in another way, or hide its parts
         return None
     func, args, keywords = wrap_parts(tx, real, source, "func", "args", "keywords")
-    fields = part(InstanceDictSource, source)
-    guard(tx, fields, "DICT_KEYS", tuple(vars(real)))
-    attrs = {k: Lazy(v, part(ItemSource, fields, k)) for k, v in vars(real).items()}
-    return PartialVal(func=func, args=[realize(tx, a) for a in args.items], keywords=keywords, attrs=attrs,
-                      source=source)
+    partial = PartialVal(func=func, args=[realize(tx, a) for a in args.items], keywords=keywords, origin=real, source=source)
+    if source is None:
+        partial.attrs, partial.origin = hung_on(tx, partial) or {}, None
+    return partial
+
+
+def hung_on(tx, partial: PartialVal) -> dict | None:
+    """The attributes of a partial, or None if it has no `__dict__`. Reading that makes one, and Python sees whether there is one:
+    a partial of a partial without is one of that one's function. So `__reduce__` is asked."""
+    if partial.origin is None:
+        return partial.attrs or None
+    found = partial.origin.__reduce__()[2][3]
+    state = part(ItemSource, part(ItemSource, part(CallSource, partial.source, "__reduce__"), 2), 3)
+    guard(tx, state, "TYPE_MATCH", type(found))
+    if found is None:
+        return None
+    guard(tx, state, "DICT_KEYS", tuple(found))
+    return {k: Lazy(v, part(ItemSource, state, k)) for k, v in found.items()}
 
 
 @BUILDERS.of(types.CellType)

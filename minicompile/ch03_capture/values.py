@@ -411,10 +411,12 @@ class MethodName(AbstractValue):
 
 
 class PartialVal(AbstractValue):
+    """origin: the partial, where it existed before; attrs: what the trace has hung on one that it made (`hung_on` in `builders.py`)."""
     func: AbstractValue = None
     args: list = field(default_factory=list)
     keywords: DictVal = None
     attrs: dict = field(default_factory=dict)
+    origin: functools.partial | None = None
     cls = functools.partial
 
 

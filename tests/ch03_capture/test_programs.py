@@ -735,6 +735,25 @@ def class_attributes_of_containers(x):
     return x + 1, [].__hash__ is None, {}.__hash__ is None, [].__doc__ == list.__doc__, {x.ndim}.__new__ is set.__new__
 
 
+def test_a_partial_stays_without_a_dict():
+    """Python flattens only a partial that has none."""
+    def f(x, p):
+        return x + 1, p(3), getattr(p, "k", None), functools.partial(p, 2).args
+
+    def make(kind):
+        p = functools.partial(lambda *args: args, 1)
+        if kind:
+            p.k = kind
+        if kind == 2:
+            del p.k                                        # an empty dict
+        return p
+    compiled = minicompile.compile(f, backend="eager", fullgraph=True)
+    for kind in (0, 1, 0, 2, 3, 0, *[0] * 9):
+        p = make(kind)
+        assert f(torch.ones(2), make(kind))[1:] == compiled(torch.ones(2), p)[1:]
+        assert functools.partial(p, 2).args == ((2,) if kind else (1, 2))
+
+
 LIMITS, RANGE = numpy.finfo(numpy.float32), numpy.iinfo(numpy.int16)
 
 

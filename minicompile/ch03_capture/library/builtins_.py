@@ -24,7 +24,7 @@ import torch
 from ...ch02_guards.identity import is_long_lived, module_name
 from ...errors import SkipFrame, Unsupported
 from ..attributes import get_attribute, has_attribute, set_attribute
-from ..builders import as_python
+from ..builders import as_python, hung_on
 from ..calls import HANDLED, guard_function, handles, keywords_of
 from ..comparisons import Deputy, identical, truth
 from ..constants import as_number
@@ -542,8 +542,8 @@ def make_super(tx, cls=None, obj=None, /, **named):
 
 @handles(functools.partial)
 def make_partial(tx, function, /, *args, **kwargs):
-    """One of a partial is one of that one's function."""
-    if type(function) is PartialVal and not function.attrs:
+    """One of a partial is one of that one's function, unless that one has a `__dict__`."""
+    if type(function) is PartialVal and hung_on(tx, function) is None:
         function, args, kwargs = function.func, (*function.args, *args), {**keywords_of(tx, function), **kwargs}
     elif type(function) is ObjVal and issubclass(function.cls, functools.partial):
         unsupported(tx, "a partial of a partial")

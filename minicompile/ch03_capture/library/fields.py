@@ -22,6 +22,7 @@ import types
 from ...ch02_guards.guards import class_lookup
 from ...ch02_guards.sources import AttrSource
 from ..attributes import GETATTR, SETATTR, get_attribute
+from ..builders import hung_on
 from ..class_attributes import C_DESCRIPTORS
 from ..descriptors import bind_attribute, bind_to_class, no_attribute
 from ..effects import changed
@@ -141,9 +142,15 @@ def dict_attribute(tx, value, name):
     return plain_attribute(tx, value, name)
 
 
-@GETATTR.of(FuncVal, PartialVal)
+@GETATTR.of(FuncVal)
 def function_attribute(tx, value, name):
     return realize(tx, value.attrs[name]) if name in value.attrs else plain_attribute(tx, value, name)
+
+
+@GETATTR.of(PartialVal)
+def partial_attribute(tx, value, name):
+    attrs = {} if (PartialVal, name) in FIELDS else hung_on(tx, value) or {}
+    return realize(tx, attrs[name]) if name in attrs else plain_attribute(tx, value, name)
 
 
 NAMING = (AttributeError, ImportError, NameError)
