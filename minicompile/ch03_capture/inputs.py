@@ -271,6 +271,5 @@ def guard_sizes(tx):
     """The questions that were asked about symbols, with their answers, become guards."""
     for g in tx.symbols.env.guards:
         text = g.text()
-        names = tuple((name, source) for name, source in tx.symbols.sources.items()
-                      if re.search(rf"\b{name}\b", text))
+        names = tuple((name, tx.symbols.sources[name]) for name in dict.fromkeys(re.findall(r"\w+", text)) if name in tx.symbols.sources)
         tx.guards.add(names[0][1] if names else None, "SIZE", (text, names), tx.symbols.env.places.get(g))

@@ -116,6 +116,7 @@ class GraphBuilder:
     graph: fx.Graph = field(default_factory=Graph)
     current: fx.Node | None = None
     shapes: ShapeEnv | None = None
+    several: dict[tuple, fx.Node] = field(default_factory=dict)      # (node, a step of several results from it) -> all of them
 
     def __post_init__(self):
         for node in self.old.graph.nodes:
@@ -156,8 +157,13 @@ def append_form(b: GraphBuilder, target, args=(), kwargs=None) -> fx.Node:
 
 
 def emit_step(b: GraphBuilder, base: fx.Node, step: Step) -> fx.Node:
-    node = append_form(b, step.target, (base, *step.args), step.kwargs)
-    return node if step.index is None else append_form(b, operator.getitem, (node, step.index))
+    """The view of `base` that a step leads to. The hundred parts of a `split` are read one by one; it is called once for them."""
+    if step.index is None:
+        return append_form(b, step.target, (base, *step.args), step.kwargs)
+    key = base, step.target, str((step.args, step.kwargs))
+    if key not in b.several:
+        b.several[key] = append_form(b, step.target, (base, *step.args), step.kwargs)
+    return append_form(b, operator.getitem, (b.several[key], step.index))
 
 
 # %% [markdown]

@@ -468,7 +468,8 @@ def compare(text, backend, statistics, settings):
                 return None
             path, x, y = found
             early = backend != "eager" and (a[0].startswith("backward raised") or SAVED[0] in a.error)
-            if path[:3] in ("[2]", "[3]") and (early or any(words in a.error for words in REFUSED)):
+            refusals = (*REFUSED, "not implemented for") if "DEVICE = 'cuda'" in text else REFUSED       # a GPU's kernel is not asked
+            if path[:3] in ("[2]", "[3]") and (early or any(words in a.error for words in refusals)):
                 return None                                  # a kernel refused, or a backward raised in the middle: see README
             parts = "outcome", "result", "arguments", "globals", "output", "grad mode", "exception in handling"
             part = parts[int(path[1])] if path[:1] == "[" else path
@@ -483,8 +484,8 @@ def compare(text, backend, statistics, settings):
 
 @contextlib.contextmanager
 def noticing_writes():
-    """A list of the errors of backward that README says eager does not have: a graph has saved one of its results, or would compute a
-    second derivative from a parameter, and that was written since."""
+    """A list of the errors of backward that README says eager does not have: a graph has saved one of its results or arguments, or would
+    compute a second derivative from a parameter, and that was written since."""
     refused, forward, backward, derivative = [], region.run_forward, region.run_backward, region.Derivative
 
     def remember(ctx, tensors):
@@ -500,7 +501,7 @@ def noticing_writes():
 
     def run_forward(of, ctx, *inputs):
         results = forward(of, ctx, *inputs)
-        memory = {r.untyped_storage()._cdata for r in results if isinstance(r, torch.Tensor)}
+        memory = {r.untyped_storage()._cdata for r in (*results, *inputs) if isinstance(r, torch.Tensor)}
         remember(ctx, [t for t in ctx.to_save or () if t.untyped_storage()._cdata in memory])
         return results
 

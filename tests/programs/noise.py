@@ -29,6 +29,8 @@ BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}    
 SUMS = {torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.default, torch.ops.aten.mean.dim,
         torch.ops.aten.linalg_vector_norm.default}              # whose kernel adds up one by one
 LOGARITHMS = {"_log_softmax", "logsumexp", "logcumsumexp"}
+SLOPES = {"silu_backward", "gelu_backward", "mish_backward"}      # a sum of terms of the size of the gradient that comes in
+POWERS = {torch.ops.aten.pow.Tensor_Scalar, torch.ops.aten.pow_.Scalar}
 UNITS = 2.0
 # Kernels that compare a number with two limits; of NaN they make zero where they take several numbers at once, and the gradient
 # (that of logit is divided by NaN) elsewhere
@@ -129,6 +131,8 @@ class Noise(TorchDispatchMode):
                          for i, a in enumerate(args))
         if name == "binary_cross_entropy":      # which refuses probabilities above 1: on a GPU that ends the process
             args = *(torch.where((t - 0.5).abs() < 0.6, t.clamp(0, 1), t) for t in args[:2]), *args[2:]
+        if func in POWERS and self.seed % 2 and args[0].dtype is torch.float32:         # some of eager's loops round the exponent
+            args = args[0], torch.tensor(args[1], dtype=torch.float32).item()
         out = self.run_widened(func, args, kwargs) if self.seed % 2 else func(*args, **kwargs)
         for i, spec in enumerate(schema.arguments):
             a = args[i] if i < len(args) else kwargs.get(spec.name)
@@ -145,14 +149,17 @@ class Noise(TorchDispatchMode):
                     t.copy_(torch.where(args[1].isnan(), torch.zeros_like(t) if self.seed % 2 else inside, t))
                 if name in PIECES:
                     t.copy_(torch.where(args[PIECES[name]].isnan(), torch.nan if self.seed % 2 else args[0], t))
-                if self.seed % 2 and t.dtype is torch.float16 and (name == "_to_copy" or torch.Tag.pointwise in func.tags):
+                if self.seed % 2 and t.dtype is torch.float16:
                     self.keep_finite_(t, args)
+                    self.keep_small_(t, func, args, kwargs)
                 before = t.clone() if name == "_to_copy" else None
                 if name == "linspace" and t.numel():                # what is zero in the middle is rounding
                     self.disturb_as_(t, t.abs().amax())
                 else:
                     if name in LOGARITHMS and not overlaps(t):      # of a sum of about 1 they are as inexact as 1
                         self.disturb_as_(t, torch.where(t.isfinite(), t.abs().clamp(min=1), 1))
+                    if name in SLOPES and not overlaps(t):
+                        self.disturb_as_(t, torch.where(args[0].isfinite(), args[0].abs(), 0))
                     self.disturb_(t)
                 if before is not None:
                     self.undisturbed[id(t)] = t, t._version, before
@@ -163,6 +170,14 @@ class Noise(TorchDispatchMode):
         if not any(isinstance(x, torch.Tensor) and x.isinf().any() for x in operands):
             largest = 0.9 * torch.finfo(t.dtype).max
             t.copy_(torch.where(t.isinf(), t.sign() * largest, t))
+
+    def keep_small_(self, t, func, args, kwargs):
+        """What is too small for half precision as well."""
+        if torch.Tag.pointwise in func.tags and (t == 0).any() and not overlaps(t):
+            wide = func(*(x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF else x for x in args), **kwargs)
+            if wide.shape == t.shape:
+                smallest = torch.finfo(t.dtype).smallest_normal * torch.finfo(t.dtype).eps
+                t.copy_(torch.where((t == 0) & (wide != 0), wide.sign() * smallest, t))
 
     def flush_(self, t, operands):
         """What a GPU makes of numbers below the normal ones may be zero: Triton's functions, `sin` as well as `fmod`, take them for it."""
@@ -181,8 +196,6 @@ class Noise(TorchDispatchMode):
             x = args[1].float() if args[1].dtype in HALF else args[1]
             slope = 0.5 * (1 + self.disturbed((x * 0.5 ** 0.5).erf())) + x * (-0.5 * x * x).exp() * (0.5 / torch.pi) ** 0.5
             return torch.where(x.isfinite(), args[0] * slope, out).to(out.dtype)
-        if func is torch.ops.aten.pow.Tensor_Scalar and args[0].dtype is torch.float32:        # some of eager's loops round the exponent
-            return func(args[0], torch.tensor(args[1], dtype=torch.float32).item())
         if func in SUMS and self.seed % 4 == 3 and args[0].is_floating_point() and not kwargs.get("dtype"):
             return func(args[0].double(), *args[1:], **kwargs).to(out.dtype)            # what cancels may do so without a rest
         if func is torch.ops.aten.var_mean.correction:              # of infinities eager makes NaN, or not, by where they stand
