@@ -25,7 +25,7 @@ from ..errors import Unsupported, words_of
 from .corrections import true_form
 from .fake import FakeTensor, storage_key
 from .refusals import REFUSALS, check_devices, check_with_kernel
-from .rules.operators import DATA_DEPENDENT, FIRST_DECIDES, FLOATS_ARE_DATA, FUSED, LIKE_THE_FIRST, NUMBERS_AT, RESHAPING, WITHOUT_META
+from .rules.operators import DATA_DEPENDENT, FIRST_DECIDES, FLOATS_ARE_DATA, FUSED, NUMBERS_AT, RESHAPING, WITHOUT_META
 from .shapes import IN_NUMBERS, answer_in_numbers
 
 aten = torch.ops.aten
@@ -241,7 +241,7 @@ def _without_fakes(x):
 
 
 # %% [markdown]
-# `run_meta` asks the meta kernel, or one of the three tables that know better, and corrects its answer where it is known to be wrong
+# `run_meta` asks the meta kernel, or one of the two tables that know better, and corrects its answer where it is known to be wrong
 # (`corrections.py`). Each `except` names a way in which a meta kernel can fail to answer: there is none, and if the operator is the
 # program's own, its author can give one; or it trips over a case that it was not written for. Other errors are eager's.
 
@@ -251,8 +251,6 @@ def run_meta(func, args, kwargs, flat, device):
         with _python_dispatcher(flat):
             if func in FUSED:               # new values of the first lists, if it does not write to them
                 out = tuple([[torch.empty_like(t) for t in xs] for xs in args[:len(func._schema.returns)]]) or None
-            elif func in LIKE_THE_FIRST:
-                out = torch.empty_like(args[0])
             elif func in WITHOUT_META:
                 out = WITHOUT_META[func](*args)
             else:
@@ -264,7 +262,8 @@ def run_meta(func, args, kwargs, flat, device):
             raise Unsupported(f"the custom operator {func} has no fake implementation, so the shape of its "
                               f"result is not known (torch.library.register_fake({name!r}) gives it "
                               "one)") from error
-        raise Unsupported(f"{func} has no meta kernel: {words_of(error)}") from error
+        words = words_of(error)
+        raise Unsupported(f"{func} has no meta kernel" + f": {words}" * ("Meta tensors" not in words)) from error
     except (ZeroDivisionError, TypeError, AssertionError) as error:     # of a mean's gradient; of an interpolation of an empty batch
         raise Unsupported(f"the meta kernel of {func} fails, perhaps for an empty tensor: {error}") from error
 

@@ -32,6 +32,8 @@ FUNCTIONS = [
     lambda x: torch.arange(5, device=x.device) + x[0, 0].long(), lambda x: torch.cat([x, x * 2], 1).chunk(2)[1],
     lambda x: x[[0, 2]], lambda x: x.new_zeros(2, 3), lambda x: (x > 0).any(), lambda x: x.masked_fill(x > 0, 1.0),
     lambda x: x[:, :1].norm(p=1, dim=-1), lambda x: torch._standard_gamma(x.abs()),
+    lambda x: torch._standard_gamma(x.t().abs()), lambda x: torch._sample_dirichlet(x.t().abs()),
+    lambda x: torch.binomial(x.t().abs().floor(), torch.sigmoid(x.t())),
 ]
 
 

@@ -302,7 +302,9 @@ def densities(mu, scale, logits):
     kl = D.kl_divergence(D.Normal(mu, scale), D.Normal(torch.zeros_like(mu), torch.ones_like(mu)))
     flow = D.TransformedDistribution(D.Normal(mu, scale), [D.TanhTransform(), D.AffineTransform(0, 2.0)])
     return (action, c.log_prob(action), c.entropy(), c.probs, n.log_prob(z), kl, WEAK or flow.log_prob(z.tanh()),
-            D.Bernoulli(logits=mu).log_prob((z > 0).float()), D.Beta(scale, scale + 1).log_prob(torch.sigmoid(z)))
+            D.Bernoulli(logits=mu).log_prob((z > 0).float()), D.Beta(scale, scale + 1).log_prob(torch.sigmoid(z)),
+            D.Beta(scale, scale + 1).rsample(), D.Dirichlet(scale).rsample(), D.Gamma(scale.t(), 2.0).rsample(),
+            D.Binomial(9, logits=mu.t()).sample())
 
 
 def test_distributions_are_one_graph():

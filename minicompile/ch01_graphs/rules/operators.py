@@ -76,15 +76,12 @@ FLOATS_ARE_DATA = set(named(
 
 # %% [markdown]
 # Where PyTorch has no meta kernel for an operator, or none for all of its forms, its results are derived here: fused optimizers
-# (none is there with the learning rate in a tensor), what is like the first operand (PyTorch 2.11), the loss of CTC, and copies of
-# views that could not be views.
+# (none is there with the learning rate in a tensor), what some distributions draw and its gradient, the loss of CTC, and copies of views
+# that could not be views.
 
 # %%
 FUSED = {getattr(packet, kind) for name in ("adam", "adamw", "sgd") for form in ("", "_")
          for packet in [getattr(aten, f"_fused_{name}{form}")] for kind in ("default", "tensor_lr")}
-
-LIKE_THE_FIRST = {aten._transformer_encoder_layer_fwd.default, aten._standard_gamma.default}
-
 
 def _ctc_loss(log_probs, targets, input_lengths, target_lengths, *_):
     steps, batch = log_probs.shape[:2]
@@ -94,7 +91,14 @@ def _ctc_loss(log_probs, targets, input_lengths, target_lengths, *_):
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * max(target_lengths, default=0) + 1)
 
 
+def _drawn(parameter, *_):
+    return parameter.new_empty(parameter.shape)
+
+
 WITHOUT_META = {aten._ctc_loss.default: _ctc_loss,
+                aten._transformer_encoder_layer_fwd.default: lambda x, *_: torch.empty_like(x),
+                aten._standard_gamma.default: _drawn, aten._sample_dirichlet.default: _drawn, aten.binomial.default: _drawn,
+                aten._standard_gamma_grad.default: torch.add, aten._dirichlet_grad.default: torch.addcmul,
                 aten.view_copy.default: lambda x, sizes: torch.empty_like(x.reshape(sizes), memory_format=torch.contiguous_format),
                 aten.cudnn_grid_sampler.default: lambda x, grid: x.new_empty(*x.shape[:2], *grid.shape[1:3]),
                 aten.cudnn_grid_sampler_backward.default: lambda x, grid, grad: (torch.empty_like(x), torch.empty_like(grid)),
