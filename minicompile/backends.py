@@ -19,7 +19,7 @@ import torch
 
 from . import driver
 from .ch01_graphs.fake import plain_tensors
-from .ch01_graphs.graph import eager_callable
+from .ch01_graphs.graph import eager_callable, with_own_names
 from .ch01_graphs.layouts import length_of, same_strides
 from .ch01_graphs.symbolic import present
 from .ch02_guards.memory import Spans
@@ -216,9 +216,10 @@ def add_size_inputs(captured) -> None:
 def custom_backend(captured, context) -> Callable:
     """What the user's backend made of the graph, with checks of what it returns."""
     name = context.backend_name
-    captured.gm.real_recompile()                        # backends take hold of `forward`
+    gm = with_own_names(captured.gm)
+    gm.real_recompile()                                 # backends take hold of `forward`
     try:
-        compiled = context.backend(captured.gm, list(captured.example_inputs))
+        compiled = context.backend(gm, list(captured.example_inputs))
     except Exception as error:
         raise BackendError(f"The backend {name!r} raised {type(error).__name__}: {error}") from error
     if not callable(compiled):

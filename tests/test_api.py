@@ -468,7 +468,7 @@ def test_builtin_callables():
     assert compiled.__name__ == "fmod" and minicompile.compile(len, backend="eager")([1, 2]) == 2
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "cpp"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "cpp", lambda gm, _: gm.forward, lambda gm, _: copy.deepcopy(gm)])
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_graph_calls_a_function_that_has_the_name_of_another(backend, grad, monkeypatch):
     """`torch._VF.cdist` says that its name is `torch.cdist`, which takes other arguments."""

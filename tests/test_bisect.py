@@ -199,6 +199,12 @@ def test_autocast_and_no_grad(bisect, monkeypatch):
     assert (found.rung, found.nodes) == ("cpp", 1) and "set_grad_enabled(False)" in open(found.path).read()
 
 
+def test_a_function_that_has_the_name_of_another_is_written_as_itself(bisect, monkeypatch):
+    wrong_rule(monkeypatch, ops.CPP_OPS, "tanh", lambda rule: lambda *a: f"({rule(*a)} + 0.5f)")
+    found = bisect(lambda x: torch._VF.chain_matmul((x, x)).tanh())(torch.eye(3))
+    assert found.rung == "cpp" and script_of(found).startswith("loops [0.0")
+
+
 def test_rounding_is_no_difference(bisect):
     def f(x):
         y = x.to(torch.bfloat16)

@@ -233,7 +233,7 @@ def eager_callable(gm: fx.GraphModule) -> Callable:
 
 # %% [markdown]
 # The code calls functions by their names, and a few functions of C++ have that of a Python function around them: a graph of `torch.cdist`
-# has a call of `torch._VF.cdist`, which says that its name is `torch.cdist`. In the code a function of ours calls such a one.
+# has a call of `torch._VF.cdist`, which says that its name is `torch.cdist`. A `partial` of it, which may have any name, tells its own.
 
 # %%
 def is_wrapped(node: fx.Node) -> bool:
@@ -243,7 +243,7 @@ def is_wrapped(node: fx.Node) -> bool:
 
 
 def with_own_names(gm: fx.GraphModule) -> fx.GraphModule:
-    """The graph with a function that has a name of its own in place of each that has another's."""
+    """The graph with a function that tells its own name in place of each that tells another's."""
     if not any(map(is_wrapped, gm.graph.nodes)):
         return gm
     graph, env = fx.Graph(), {}
@@ -251,7 +251,7 @@ def with_own_names(gm: fx.GraphModule) -> fx.GraphModule:
         env[node] = copied = graph.node_copy(node, env.__getitem__)
         if is_wrapped(node):
             copied.target = functools.partial(node.target)
-            copied.target.__name__, copied.target.__module__ = node.target.__name__, __name__
+            copied.target.__name__, copied.target.__module__ = node.target.__name__, "torch._VF"
     return graph_module(gm, graph)
 
 

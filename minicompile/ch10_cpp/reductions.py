@@ -532,7 +532,7 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
 #       if (done < count) run(done, 40);
 #     }
 #
-# Sums of a thousand rows of a thousand floats take two thirds of the time, and so do extremes.
+# Sums of a thousand rows of a thousand floats take two thirds of the time, maxima three quarters.
 
 # %%
 LANES = 64                   # whose accumulators are kept in registers

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ..ch01_graphs.graph import with_own_names
 from ..ch03_capture import hook
 from . import apart
 from .answers import Answers, Memories, References, Run, answers_of, find_differences
@@ -157,7 +158,7 @@ def record_graphs(run: Run, number: int | None = None) -> tuple[Answers, dict]:
 
 def program_of(gm, values, run: Run) -> GraphText:
     placeholders = gm.graph.find_nodes(op="placeholder")
-    lines = [TRAILING.sub("", line.strip()) for line in gm.code.strip().splitlines()]
+    lines = [TRAILING.sub("", line.strip()) for line in with_own_names(gm).code.strip().splitlines()]
     names = [str(n.target) for n in placeholders]          # what the code calls them
     start = next(i for i, line in enumerate(lines) if line.startswith("def forward")) + 1
     statements, inputs, memories = [], {}, Memories()
