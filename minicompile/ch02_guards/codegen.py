@@ -219,8 +219,8 @@ def memo_call(name: str, arguments: list[str], result: str) -> list[str]:
 # %% [markdown]
 # The guards fall into groups. `stable` are guards that a memo can vouch for, because it can watch all that they look
 # at (`looks`), `further` those of the second memo, if there are enough of them. `world` is the state of the library. `plain` ask arguments
-# only (`asks_arguments`). The rest is asked in two turns, what runs the program (`runs_program`) in the second. In each, the metadata of
-# tensors, which neither memo covers, comes last.
+# only (`asks_arguments`). The rest is asked in turns (`turns_of`), each call of the program in one of its own, after the guards that tell
+# whether the program would get there. In each, the metadata of tensors, which neither memo covers, comes last.
 
 # %%
 @dataclass
@@ -246,18 +246,27 @@ def group_guards(guards, scope: Scope, beyond: Scope) -> Groups:
     if len(further) < ENOUGH:
         further, rest = [], left
     plain, rest = parted(rest, asks_arguments)
-    late, early = parted(rest, runs_program)
-    turns = {name: parted(guards, lambda guard: guard.kind != "TENSOR_MATCH") for name, guards in (("__tensors", early), ("__found", late))}
+    turns = {f"__tensors{n or ''}": parted(guards, lambda guard: guard.kind != "TENSOR_MATCH") for n, guards in enumerate(turns_of(rest))}
     return Groups(stable, further, world, plain, turns, looks)
 
 
-def runs_program(guard) -> bool:
-    """Whether to ask is to call a function of the program, which has a cache (`call_cached`)."""
+def turns_of(guards) -> list[list]:
+    """First the guards that can be asked without calling the program, then, for each call in the order of the trace, those that are
+    about its result and earlier ones."""
+    numbers, turns = {}, {0: []}
+    for guard in guards:
+        calls = calls_of_program(guard)
+        turns.setdefault(max((numbers.setdefault(call, len(numbers) + 1) for call in calls), default=0), []).append(guard)
+    return [turns[n] for n in sorted(turns)]
+
+
+def calls_of_program(guard) -> list:
+    """What stands for the calls of functions of the program, which have a cache (`call_cached`), that are made to ask."""
     if guard.kind == "ANSWER":
-        return has_cache(getattr(strongly(guard.expected[0]), "func", guard.expected[0]))
+        return [id(guard)] if has_cache(getattr(strongly(guard.expected[0]), "func", guard.expected[0])) else []
     add_ways((guard.source, guard.expected), ways := set())
-    computed = [x for way in ways if isinstance(way, ComputedSource) for x in way.operands if isinstance(x, ConstantSource)]
-    return any(isinstance(way, CallSource) and way.method == "__call__" for way in ways) or any(has_cache(x.value) for x in computed)
+    return [way for way in ways if isinstance(way, CallSource) and way.method == "__call__" or
+            isinstance(way, ComputedSource) and any(isinstance(x, ConstantSource) and has_cache(x.value) for x in way.operands)]
 
 
 def has_cache(function) -> bool:
@@ -557,8 +566,8 @@ def failing_guards(guards, code, function, args, constants):
     """(guard, explanation) of each guard that does not hold for this call. The program is not called for a version that does not fit."""
     namespace = call_namespace(code, function, args, constants)
     emitter, known, strange, failed = Emitter(frozenset(), constants=namespace), {}, set(), False
-    for guard in sorted(guards, key=runs_program):
-        if failed and runs_program(guard):
+    for calls, guard in ((n > 0, guard) for n, turn in enumerate(turns_of(guards)) for guard in turn):
+        if failed and calls:
             return
         if strange:
             add_ways((guard.source, guard.expected), ways := set())

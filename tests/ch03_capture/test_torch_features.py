@@ -3310,6 +3310,71 @@ def test_a_cached_function_is_not_called_for_a_version_that_does_not_fit():
     assert asked == [2, 3, 4]
 
 
+def decided_by_a_dtype(x, first, second):
+    found = first(x.shape[0])
+    return x + second(x.shape[0]) if found.dtype == torch.float32 else x - found
+
+
+def decided_by_a_size(x, first, second):
+    found = first(x.shape[0])
+    return x + second(x.shape[0]) if found.shape[0] != 4 else x * found.shape[0]
+
+
+def decided_by_the_call(x, first, second):
+    return x + first(x.shape[0]) if x.shape[0] % 2 else x * 2
+
+
+def in_turn(x, first, second):
+    found, more = first(x.shape[0]), second(x.shape[0])
+    return x * more, found
+
+
+@pytest.mark.parametrize("f", [decided_by_a_dtype, decided_by_a_size, decided_by_the_call, in_turn])
+def test_cached_functions_are_called_when_and_in_the_order_in_which_the_program_calls_them(f):
+    def drive(called):
+        asked, answers = [], []
+
+        @functools.cache
+        def first(n):
+            asked.append(("first", n))
+            return torch.ones(n) if n % 3 else torch.ones(n).double()
+
+        @functools.cache
+        def second(n):
+            asked.append(("second", n))
+            return torch.ones(n) * 2
+        for n in (2, 5, 4, 3, 7, 8, 6, 5, 9, 10, 12, 11):
+            answers.append([called(torch.ones(n), first, second), list(asked)])
+        return answers
+    check_same(drive(minicompile.compile(f, backend="eager")), drive(f))
+
+
+def test_a_cached_function_that_is_called_while_compiling_makes_inference_tensors_where_the_program_does():
+    def drive(compiled):
+        made = functools.cache(torch.ones)
+
+        def f(x):
+            return x * made(x.shape[0]), made(x.shape[0]), made(3)
+        called, answers = minicompile.compile(f, backend="eager") if compiled else f, []
+        for n in (2, 4, 5, 2):
+            with torch.inference_mode():
+                answers.append([t.is_inference() for t in called(torch.ones(n))])
+        return answers
+    assert drive(True) == drive(False)
+
+
+def test_a_cache_that_forgets_within_a_call():
+    def f(x, made):
+        first, other, again = made(x.shape[0]), made(x.shape[0] + 1), made(x.shape[0])
+        first.add_(1)
+        return first is again, x * first, other, again.clone()
+
+    def drive(called):
+        made = functools.lru_cache(maxsize=1)(torch.ones)
+        return [called(torch.ones(n), made) for n in (2, 3, 4, 2, 5)]
+    check_same(drive(minicompile.compile(f, backend="eager")), drive(f))
+
+
 @feature(calls=3)
 def cached_method_keeps_its_first_answer():
     class M(nn.Module):

@@ -145,6 +145,8 @@ def found_again(tx, function, args, kwargs):
     except NotConstant:
         return None
     result = call_now(tx, function, functools.partial(calling_in_mode, *given, **named))
+    if id(result) not in tx.objects.tracked and any(value.source == source for value in tx.objects.tracked.values()):
+        unsupported(tx, f"another result of {describe(function)}, whose cache has forgotten the first")
     is_made_of_numbers = is_constant(result) and any(map(varies_in, (*args, *kwargs.values())))
     return None if is_made_of_numbers else wrap(tx, result, source)
 
@@ -154,8 +156,11 @@ def is_constant(result) -> bool:
 
 
 def call_now(tx, function, again):
+    """What it gives. Capture itself is not in inference mode."""
+    inference = tx.options.inference
     try:
-        return again()
+        with contextlib.nullcontext() if torch.is_inference_mode_enabled() == inference else torch.inference_mode(inference):
+            return again()
     except Exception as error:
         if interrupts(error):
             raise
