@@ -3292,6 +3292,26 @@ def test_a_cached_function_that_raises_is_called_again():
         check_same(compiled(x, 3), f(x, 3))
 
 
+def test_an_error_of_a_cached_function_that_nobody_catches_is_the_programs_under_fullgraph():
+    @functools.cache
+    def made(n):
+        if n == 4:
+            raise ValueError("four")
+        return torch.ones(n)
+
+    def catches(x):
+        try:
+            return x * made(x.shape[0])
+        except ValueError:
+            return x - 1
+    compiled = minicompile.compile(lambda x: x * made(x.shape[0]), backend="eager", fullgraph=True)
+    for n in (4, 3, 5, 4, 6, 4):
+        with pytest.raises(ValueError, match="four") if n == 4 else contextlib.nullcontext():
+            assert torch.equal(compiled(torch.ones(n)), torch.ones(n))
+    with pytest.raises(minicompile.GraphBreakError, match="made, which has a cache, raises ValueError"):
+        minicompile.compile(catches, backend="eager", fullgraph=True)(torch.ones(4))
+
+
 def test_a_cached_function_is_not_called_for_a_version_that_does_not_fit():
     asked = []
 

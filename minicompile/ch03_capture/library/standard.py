@@ -39,14 +39,14 @@ import torch
 from ...ch01_graphs.fake import storage_key
 from ...ch02_guards.identity import HEAP_TYPE
 from ...ch02_guards.sources import AttrSource, CallSource
-from ...errors import interrupts
+from ...errors import Unsupported, interrupts, marked
 from ..attributes import get_attribute, set_attribute
 from ..builders import as_python
 from ..calls import BY_CODE, HANDLED, REAL_CALLS, handles, inline_code, inline_function, refuse_weak
 from ..comparisons import equal, truth
 from ..effects import effect_free
 from ..exceptions import user_error
-from ..interpreter import handled_exception, read_cell, read_local, unless_raised
+from ..interpreter import covering, handled_exception, read_cell, read_local, unless_raised
 from ..iterate import iterate, unpack
 from ..keys import hashes_by_identity, key_of, refuse_unhashable
 from ..lookup import MISSING, captures, python_method
@@ -54,7 +54,7 @@ from ..methods import call_method
 from ..operations import fold
 from ..protocol import METHODS, method, special
 from ..subscripts import contains, set_item
-from ..tracer import answer, call, constant_source, guard, location, plain_python, unsupported
+from ..tracer import answer, call, constant_source, guard, location, plain_python, say_where, unsupported
 from ..values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FALSE, FuncVal, Identity, IterVal, ListVal, MethodVal, NONE, NotConstant,
     ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, boolean, const, describe, dict_of, is_class, is_identity)
@@ -164,7 +164,9 @@ def call_now(tx, function, again):
     except Exception as error:
         if interrupts(error):
             raise
-        unsupported(tx, f"{describe(function)}, which has a cache, raises {type(error).__name__}")
+        obstacle = say_where(tx, Unsupported(f"{describe(function)}, which has a cache, raises {type(error).__name__}", location(tx)))
+        is_caught = any(covering(frame, frame.decoded.instructions[frame.ip - 1].offset) for frame in tx.frames)
+        raise marked(obstacle, raises=tx.options.fullgraph and not is_caught) from None
 
 
 def calling_in_mode(enabled: bool, function, /, *args, **kwargs):
