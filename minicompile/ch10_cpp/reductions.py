@@ -532,15 +532,18 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
 #       if (done < count) run(done, 40);
 #     }
 #
-# Sums of a thousand rows of a thousand floats take two thirds of the time, maxima three quarters.
+# Sums of a thousand rows of a thousand floats take two thirds of the time, maxima three quarters. It does not pay, by measurement, for sums
+# next to extremes, for extremes of halves, and for sums of bytes and conditions in an int64.
 
 # %%
 LANES = 64                   # whose accumulators are kept in registers
 
 
 def stays_in_registers(e: Emitter, reductions: list[Value], needed: Iterable[Value], lane: Symbol) -> bool:
-    """Can the accumulators of some lanes stay in registers while rows are walked? needed: what the pass computes."""
-    simple = all(r.args[0] in ("max", "min", *OPERATOR) for r in reductions)
+    """Should the accumulators of some lanes stay in registers while rows are walked? needed: what the pass computes."""
+    kinds = {r.args[0] for r in reductions}
+    alike = kinds <= {"sum", "prod"} or kinds <= {"max", "min", "any"} and not any(v.op == "load" and v.dtype in HALVES for v in needed)
+    simple = alike and all(r.args[0] != "sum" or added_up(r) is r.args[1] for r in reductions)
     per_row = any(e.graph.is_element(v) and lane not in v.dims and v.op != "load" for v in needed)
     return simple and not per_row and not any(v.op in HEAVY for v in needed) and present(e.kernel.reduction_vars[-1].size) >= STEP // 2
 
@@ -556,7 +559,7 @@ def _register_pass(e: Emitter, nest: Scope, lane: Symbol, reductions: list[Value
     inner = child(child(walk, ()), (lane,))
     around = inner.parent
     halves = half_blocks(e, around, dict.fromkeys(unnamed(reductions, nest)), lane)
-    most = STEP if halves else max(LANES // len(reductions), STEP)
+    most = STEP if halves else max(LANES // len(reductions) // STEP * STEP, STEP)
     compute(e, reductions, inner)
     starts, merges, end = [], [], []
     for r in reductions:
