@@ -314,7 +314,8 @@ def iterator_text(ep, value):
             refuse_to_leave(ep, "an iterator over what has changed meanwhile", value)
         text = f"{pool(ep, iterator_at)}({expression(ep, value.over)}, {value.taken})"
         container = value.over.of if type(value.over) is ViewVal else value.over
-        if id(container) in ep.tx.effects.changed:
+        written = container.owner or container if type(container) is DictVal else container
+        if id(written) in ep.tx.effects.changed:
             name = ep.names[value] = f"__t{len(ep.names)}"
             ep.late[name] = value, f"{name} = {text}"
         else:

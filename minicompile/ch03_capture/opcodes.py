@@ -432,20 +432,27 @@ instructions({
 })
 
 
+ITERABLE, MAPPING = ("__iter__", "__getitem__"), ("keys",)
+
+
+def check_spread(tx, item, names=MAPPING):
+    """What `*` or `**` takes has one of these. Of anything else Python complains in other words than the method does, or the method would
+    take it."""
+    if not any(hasattr(item.cls, name) for name in names):
+        unsupported(tx, f"* or ** of {describe(item)}")
+
+
 def grows(name, method, spread=()):
-    """An instruction by which a comprehension or a display fills a container: it does what a method does.
-    spread: what `*` or `**` takes has one of these. Of anything else Python complains in other words than the
-    method does, or the method would take it."""
+    """An instruction by which a comprehension or a display fills a container: it does what a method does. spread: see `check_spread`."""
     @opcode(name)
     def grow(tx, frame, i, item):
-        if spread and not any(hasattr(item.cls, name) for name in spread):
-            unsupported(tx, f"* or ** of {describe(item)}")
+        if spread:
+            check_spread(tx, item, spread)
         call_method(tx, frame.stack[-i.arg], method, [item])
 
 
-ITERABLE = ("__iter__", "__getitem__")
 for _row in (("LIST_APPEND", "append"), ("SET_ADD", "add"), ("LIST_EXTEND", "extend", ITERABLE),
-             ("SET_UPDATE", "update", ITERABLE), ("DICT_UPDATE", "update", ("keys",))):
+             ("SET_UPDATE", "update", ITERABLE), ("DICT_UPDATE", "update", MAPPING)):
     grows(*_row)
 
 
@@ -454,6 +461,7 @@ instructions({"MAP_ADD": lambda tx, frame, i, key, value: set_item(tx, frame.sta
 
 @opcode("DICT_MERGE")
 def dict_merge(tx, frame, i, other):
+    check_spread(tx, other)
     target, named = frame.stack[-i.arg], DictVal()
     call_method(tx, named, "update", [other])
     if named.items.keys() & target.items.keys():

@@ -19,7 +19,7 @@ from .iterate import length, next_value, unpack
 from .keys import guard_keys
 from .lookup import MISSING, lookup
 from .methods import call_method
-from .opcodes import constant_value
+from .opcodes import check_spread, constant_value
 from .operations import unary
 from .tracer import PYTHON, answer, call, constant_source, plain_python, unsupported
 from .values import (
@@ -97,6 +97,7 @@ def call_function_ex(tx, frame, i):
     if type(args) is Const and not hasattr(args.value, "__iter__") or type(kwargs) is Const:
         unsupported(tx, "a call with * or ** of something else")
     if type(kwargs) is not DictVal:
+        check_spread(tx, kwargs)
         mapping, kwargs = kwargs, DictVal()
         call_method(tx, kwargs, "update", [mapping])
     function, _ = split_callable(first, second)

@@ -1536,6 +1536,14 @@ def stars_of_what_cannot_be_spread(x, n, pairs, it):
     return x + 1, said, [*pairs, *it], {**{"a": x}, **dict(pairs)}, {*"ab", *pairs}
 
 
+@program(args=lambda: ([("a", 1)],), breaks=True)
+def pairs_as_keyword_arguments(x, pairs):
+    try:
+        return x + 1, dict(b=1, **pairs)
+    except TypeError as error:
+        return x + 1, str(error)
+
+
 @program
 def grad_modes_as_decorators_and_objects(x):
     def needs(y, k=2):

@@ -71,7 +71,7 @@ def test_how_often_an_endless_program_calls_is_not_compared(handled):
 def test_random_with_cuts(kind, permille, count):
     failures, features = run_seeds((kind, "cpu", 0, count, None, 0, None, float("inf"), permille))
     assert not failures, f"python -m tests.programs --kind {kind} --cuts {permille} --seed {failures[0][0]}"
-    assert features["breaks"] >= 2 * count
+    assert features["breaks"] > count
 
 
 TWO_ON_THE_STACK = """import torch

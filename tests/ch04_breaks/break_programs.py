@@ -50,6 +50,18 @@ def loop_over_argument_list(x):
     return total, items
 
 
+def loop_over_attributes_just_written(x):
+    box = types.SimpleNamespace(old=x)
+    effect(x)                               # from here on the box is an object that came in
+    box.new = x + 1
+    seen, left = [], iter(vars(box).items())
+    next(left)
+    for name in vars(box):
+        effect(box.new)
+        seen.append(name)
+    return seen, list(left), box.new
+
+
 def loop_zip(x):
     total = x
     for a, (b, c) in zip([1, 2, 3], [(x, 1), (x + 1, 2), (x + 2, 3)]):
