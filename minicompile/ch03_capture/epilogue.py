@@ -42,7 +42,7 @@ from . import hook
 from .effects import difference_of_dicts, difference_of_lists, settled
 from .iterate import PLAIN_ITERATORS
 from .keys import is_plain_key, value_of_key
-from .lookup import class_in_c, native_new
+from .lookup import class_in_c, native, native_new
 from .tracer import Tracer, constant_source, globals_of, location
 from .values import (
     AbstractValue, ByIdentity, ByValue, CellVal, Const, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
@@ -345,8 +345,8 @@ def made_again(ep, value):
 
 
 def iterator_at(container, taken: int):
-    """iter(container) after `taken` items were taken from it."""
-    iterator = list.__iter__(container) if isinstance(container, list) else iter(container)
+    """An iterator over what a container holds, whatever its class gives out, after `taken` items were taken from it."""
+    iterator = native(type(container), "__iter__")(container)
     if hasattr(iterator, "__setstate__"):
         iterator.__setstate__(taken)
     else:
@@ -478,7 +478,7 @@ def rebuild_method(ep, value: MethodName) -> str:
 
 RECONSTRUCT.update({
     SetVal: lambda ep, value: f"{pool(ep, value.cls)}({set_content(ep, value)})",
-    ViewVal: lambda ep, value: f"{expression(ep, value.of)}.{value.kind}()",
+    ViewVal: lambda ep, value: f"{pool(ep, native(value.of.cls, value.kind))}({expression(ep, value.of)})",
     SliceVal: lambda ep, value: f"slice({expressions(ep, (value.start, value.stop, value.step))})",
     MethodVal: lambda ep, value: f"{pool(ep, types.MethodType)}({expressions(ep, (value.func, value.self))})",
     MethodName: rebuild_method,

@@ -65,3 +65,9 @@ TUPLE_METHODS = ("__len__", "__iter__", "__getitem__", "__bool__", "__reversed__
 def native_new(cls: type):
     """The nearest `__new__` that is written in C: it makes an instance without any code of the program."""
     return next(new for base in cls.__mro__ if type(new := vars(base).get("__new__")) is types.BuiltinFunctionType)
+
+
+def native(cls: type, name: str):
+    """The nearest method of that name that is written in C."""
+    return next(found for base in cls.__mro__ if type(found := vars(base).get(name)) in (types.WrapperDescriptorType,
+                                                                                        types.MethodDescriptorType))

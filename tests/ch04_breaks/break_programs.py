@@ -62,6 +62,24 @@ def loop_over_attributes_just_written(x):
     return seen, list(left), box.new
 
 
+class InOrder(dict):
+    def __iter__(self):
+        there = super().__iter__()
+        effect()
+        return iter(sorted(there))
+
+    def items(self):
+        there = super().items()
+        effect()
+        return sorted(there)
+
+
+def loop_over_a_dict_with_an_order_of_its_own(x):
+    d = InOrder(b=2, a=1)
+    effect(x)
+    return [k for k in d], d.items(), x + 1
+
+
 def loop_zip(x):
     total = x
     for a, (b, c) in zip([1, 2, 3], [(x, 1), (x + 1, 2), (x + 2, 3)]):
