@@ -82,6 +82,8 @@ LOSSES = {
     "multi_margin_loss": lambda i, w: F.multi_margin_loss(w[:3].repeat(1, 2)[:, :5], i, reduction="none"),
     "binary_cross_entropy": lambda i, w: F.binary_cross_entropy(i / 4.0, torch.ones(3), reduction="none"),
     "binary_cross_entropy's target": lambda i, w: F.binary_cross_entropy(w[0] / 4.0, i / 4.0, reduction="none"),
+    "a weight that is wider": lambda i, w: F.binary_cross_entropy_with_logits(w[:, :1], w[:, 1:2] / 15, weight=torch.ones(3)),
+    "a positive weight that is wider": lambda i, w: F.binary_cross_entropy_with_logits(w[:, :1], w[:, 1:2] / 15, pos_weight=torch.ones(3)),
     "a user's operator": lambda i, w: positive(i),
     "linspace": lambda i, w: torch.linspace(1 / (5 - i[1]), 3.0, 4, dtype=torch.int64),
 }

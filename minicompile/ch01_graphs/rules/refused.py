@@ -252,6 +252,14 @@ def check_storage(func, t: FakeTensor, sizes, strides, offset=None, **kwargs) ->
                            f"require {needed} bytes, out of bounds for storage of size {there}")
 
 
+@REFUSALS.of(aten.binary_cross_entropy_with_logits.default)
+def check_weights(func, x, target, weight=None, pos_weight=None, reduction=1) -> None:
+    """Eager's kernel computes in a tensor that is as large as the target. Our decomposition would broadcast it."""
+    for other in (x, pos_weight, weight):
+        if other is not None and (shape := torch.broadcast_shapes(target.shape, other.shape)) != target.shape:
+            raise RuntimeError(f"output with shape {[*target.shape]} doesn't match the broadcast shape {[*shape]}")
+
+
 @REFUSALS.of(*overloads(aten.index_fill, aten.index_fill_))
 def check_filled(func, tensor, dim, index, value) -> None:
     check_devices(tensor.device, [index])
