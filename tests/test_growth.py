@@ -13,7 +13,7 @@ def numbers_from_a_tensor(n):
     def f(x):
         numbers = x.tolist()
         return torch.tensor(numbers) + x
-    return f, (torch.randn(n),)
+    return f, (torch.randn(8 * n),)
 
 
 def numbers_in_a_list(n):

@@ -83,6 +83,7 @@ FLOATS_ARE_DATA = set(named(
 FUSED = {getattr(packet, kind) for name in ("adam", "adamw", "sgd") for form in ("", "_")
          for packet in [getattr(aten, f"_fused_{name}{form}")] for kind in ("default", "tensor_lr")}
 
+
 def _ctc_loss(log_probs, targets, input_lengths, target_lengths, *_):
     steps, batch = log_probs.shape[:2]
     if targets.dim() == 2 and targets.shape[1] < max(target_lengths, default=0) or len(target_lengths) != batch or \
