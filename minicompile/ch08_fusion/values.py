@@ -87,10 +87,16 @@ class LinkedKernel(Values):
 # %% [markdown]
 # ## Halves
 #
-# A float32 value stays float32 when it passes through a half-precision buffer: the rounding would be lost
-# work, and the result is closer to the true one. Where a program could tell (it compares, or takes the floor,
+# A float32 value stays float32 when it passes through a half-precision buffer that is local to the kernel: the rounding would be
+# lost work, and the result is closer to the true one. Where a program could tell (it compares, or takes the floor,
 # or widens), the body has a `round_to`, and only here is it known whether that has anything to do: what was
 # loaded from memory is rounded, and so is the choice among such values. What another body of this kernel stored is not.
+#
+# A buffer that others read is another matter, for they read rounded numbers. In `q == q.amax()` with `q = p * 1.4`, a first kernel may
+# compute `p` and the largest `q`, and a second one may compute `q` again, from the `p` that the first has stored. Had the first kernel
+# gone on with its unrounded `p`, then its maximum would be no element of the second's `q`, and the gradient of `amax`, which
+# looks for it, would be a division by zero. So what a kernel passes on through such a buffer is rounded: one tensor is
+# one set of numbers for all its readers, and for backward, which computes again what forward has not saved.
 
 # %%
 CHOICES = ("maximum", "minimum", "where")
@@ -110,6 +116,10 @@ def half_of(op: str, args: tuple) -> torch.dtype | None:
 
 def cast_to(g: LinkedKernel, value: Value, dtype: torch.dtype) -> Value:
     return value if value.dtype == dtype else g.make("to_dtype", (value,), dtype)
+
+
+def rounded_to(g: LinkedKernel, value: Value, half: torch.dtype) -> Value:
+    return value if value.half == half or value.constant in EXACT else g.make("round_to", (value, half), torch.float32)
 
 # %% [markdown]
 # ## Linking
@@ -160,6 +170,8 @@ def _load(g: LinkedKernel, load: Value, args: tuple) -> Value:
     value = g.written[buffer][index]
     if not (value.dtype == torch.float32 and load.dtype in HALF):
         value = cast_to(g, value, load.dtype)
+    elif buffer not in g.kernel.local:
+        value = rounded_to(g, value, load.dtype)
     if mask is not None:
         value = g.make("where", (mask, value, g.make("constant", (0,), value.dtype)), value.dtype)
     return value
@@ -182,8 +194,7 @@ def _to_dtype(g: LinkedKernel, cast: Value, args: tuple) -> Value:
 
 @RULES.of("round_to")
 def _round_to(g: LinkedKernel, rounding: Value, args: tuple) -> Value:
-    value, half = args
-    return value if value.half == half or value.constant in EXACT else g.make("round_to", args, rounding.dtype)
+    return rounded_to(g, *args)
 
 
 @RULES.of("bitcast")

@@ -130,12 +130,12 @@ MC uint16_t mc_to_fp16(float x) {
   const int32_t h = mc_bits<int32_t>(b + mc_bits<float>(top)) - top + ((e - 0x38800000) >> 13);
   return (uint16_t)((mc_bits<uint32_t>(x) >> 16 & 0x8000u) | (x != x ? 0x7e00 : h));
 }
-// its value as a float again: less the same number
+// its value as a float again: less the same number, which is 1.5 times 2^13 times the power of two, so that x may be negative, and
+// keeps its sign. Scaled by 2^112, what is too large becomes infinite
 MC float mc_round_fp16(float x) {
-  const float a = __builtin_fabsf(x), b = 65536.0f < a ? 65536.0f : a;
-  const int32_t power = mc_bits<int32_t>(b) & 0x7f800000, e = power > 0x38800000 ? power : 0x38800000;
-  const float top = mc_bits<float>(e + (13 << 23)), h = b + top - top;
-  return mc_bits<float>(mc_bits<int32_t>(h >= 65536.0f ? MC_INF : h) | (mc_bits<int32_t>(x) & (1 << 31)));
+  const int32_t power = mc_bits<int32_t>(x) & 0x7f800000, e = power > 0x38800000 ? power : 0x38800000;
+  const float top = mc_bits<float>((e < 0x47800000 ? e : 0x47800000) + (13 << 23) + (1 << 22)), h = x + top - top;
+  return mc_bits<float>(mc_bits<int32_t>(h * 0x1p112f * 0x1p-112f) | (mc_bits<int32_t>(x) & (1 << 31)));
 }
 
 // ---- sixteen halves at once (n = 16, a constant), or the last few of a row

@@ -4,6 +4,7 @@ import torch
 from ch07_loops.helpers import program_of
 from ch09_triton.helpers import Body, buffer, kernel, sym
 
+import minicompile
 from minicompile.ch08_fusion.fuse import fuse
 from minicompile.ch08_fusion.kernel import Kernel
 from minicompile.ch08_fusion.values import elements, link
@@ -67,6 +68,27 @@ def test_what_passes_through_a_half_precision_buffer_is_rounded_where_that_can_b
     b.store("out0", I.expr, b.to_dtype(b.eq(x, y, dtype=torch.bool), dtype=torch.float32))
     g = link(pointwise(a, b, local=["tmp0"], dtype=torch.bfloat16))
     assert ops(g) == ["load", "to_dtype", "exp", "round_to", "eq", "to_dtype", "store"]
+
+
+def test_what_others_read_from_a_half_precision_buffer_is_rounded_for_the_kernel_that_stores_it_too():
+    a, b = Body(), Body()
+    a.store("out0", I.expr, a.exp(a.load("in0", I.expr, dtype=torch.bfloat16)))
+    b.store("out1", I.expr, b.sin(b.load("out0", I.expr, dtype=torch.bfloat16)))
+    g = link(pointwise(a, b, outputs=("out0", "out1"), dtype=torch.bfloat16))
+    assert ops(g) == ["load", "to_dtype", "exp", "store", "round_to", "sin", "store"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_largest_element_is_found_in_a_kernel_that_computes_the_elements_again(dtype):
+    """sort() is in neither kernel: the first computes p, and the largest q from it, the second each q from the p in memory."""
+    def fn(x, y):
+        p = (x * y).sin()
+        q = p.abs() * 1.37
+        return p @ p.T, q == torch.sort(q.amax(0, keepdim=True), 0).values
+    compiled = minicompile.compile(fn, backend="cpp", fullgraph=True)
+    for seed in range(5):
+        x, y = (t.to(dtype) for t in torch.randn(2, 40, 9, generator=torch.Generator().manual_seed(seed)))
+        assert compiled(x, y)[1].any(0).all()
 
 
 def test_choosing_among_half_values_needs_no_rounding():

@@ -175,6 +175,16 @@ def test_what_is_stored_is_rounded_once(source, half):
         agree(fn, x, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("half, lost", [(torch.float16, 13), (torch.bfloat16, 16)])
+def test_every_float_is_rounded_to_a_half_in_place_as_in_memory(half, lost):
+    """All bits that a half keeps, and of those that it loses the ones around 0, a half and 1. 1 / -0 is not 1 / 0."""
+    kept = torch.arange(2**(32 - lost), dtype=torch.int64) << lost
+    rest = torch.tensor([0, 1, 2**(lost - 1) - 1, 2**(lost - 1), 2**(lost - 1) + 1, 2**lost - 1])
+    x = (kept[:, None] + rest).to(torch.int32).view(torch.float32)
+    (source,) = agree(lambda x: (x.to(half).float(), 1 / x.to(half).float()), x, rtol=0, atol=0)
+    assert ("mc_round_fp16" if half is torch.float16 else "mc_from_bf16(mc_to_bf16") in source.code
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_that_lies_apart_is_loaded_once(dtype):
     """The passes after the first find it in an array; one that lies side by side is read again."""
