@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minicompile.ch01_graphs import composites, recipes, refusals
 from minicompile.ch01_graphs.composites import cast_as_autocast, with_symbols
@@ -20,6 +21,7 @@ from minicompile.ch01_graphs.shapes import ShapeEnv, expr_of
 from minicompile.ch01_graphs.symbolic import evaluate
 from minicompile.ch01_graphs.trace import trace
 from minicompile.errors import Unsupported
+from tests.opinfo import OPERATORS, samples_of, tensors_of
 
 
 def metadata(t):
@@ -457,23 +459,76 @@ def test_autocast_casts_the_same_with_symbolic_sizes(device, monkeypatch):
     assert {"nn.functional.interpolate", "linalg.multi_dot", "gradient"} <= set(compared)
 
 
+aten = torch.ops.aten
+NORMS = {
+    "group": (lambda x, p: aten.native_group_norm(x, p, p, 2, 8, 16, 2, 1e-5),
+              lambda x, p, mean, rstd, mask: aten.native_group_norm_backward(x, x, mean, rstd, p, 2, 8, 16, 2, mask)),
+    "layer": (lambda x, p: aten.native_layer_norm(x.mT, [8], p, p, 1e-5),
+              lambda x, p, mean, rstd, mask: aten.native_layer_norm_backward(x.mT, x.mT, [8], mean, rstd, p, p, mask)),
+    "batch": (lambda x, p: aten.native_batch_norm(x, p, p, None, None, True, 0.1, 1e-5),
+              lambda x, p, mean, rstd, mask: aten.native_batch_norm_backward(x, x, p, None, None, mean, rstd, True, 1e-5, mask)),
+    "evaluated": (lambda x, p: aten.native_batch_norm(
+        x, p, p, *2 * [x.new_ones(8, dtype=torch.float32 if p is None else p.dtype)], False, 0.1, 1e-5), None)}
+
+
 @pytest.mark.parametrize("parameter", [torch.float32, torch.bfloat16, None])
-def test_dtypes_of_a_group_norm_of_halves(parameter):
+@pytest.mark.parametrize("norm", NORMS)
+def test_dtypes_of_a_norm_of_halves(norm, parameter):
     """Under autocast on a CPU the operand is bfloat16 and the parameters float32; the meta kernels tell other dtypes than the kernels."""
-    x = torch.randn(2, 8, 4, 4).bfloat16()
+    x, (forward, backward) = torch.randn(2, 8, 16).bfloat16(), NORMS[norm]
     weight = None if parameter is None else torch.ones(8, dtype=parameter)
 
-    def forward_and_backward(x, weight):
-        out = torch.ops.aten.native_group_norm.default(x, weight, weight, 2, 8, 16, 2, 1e-5)
-        mask = [True, weight is not None, weight is not None]
-        return *out, *torch.ops.aten.native_group_norm_backward.default(x, x, *out[1:], weight, 2, 8, 16, 2, mask)
+    def both(x, weight):
+        out = forward(x, weight)
+        return [*out, *(backward(x, weight, *out[1:], [True, weight is not None, weight is not None]) if backward else ())]
 
     mode = FakeMode()
     with mode:
-        fakes = forward_and_backward(mode.from_real(x), None if weight is None else mode.from_real(weight))
-    real = forward_and_backward(x, weight)
+        fakes = both(mode.from_real(x), None if weight is None else mode.from_real(weight))
     assert [t is not None and t.dtype for t in fakes][:4 if weight is None else 6] == \
-        [t is not None and t.dtype for t in real][:4 if weight is None else 6]
+        [t is not None and t.dtype for t in both(x, weight)][:4 if weight is None else 6]
+
+
+class AskedOfFakes(TorchDispatchMode):
+    """Runs each call of an operator on fakes too, and keeps those whose results have other dtypes, sizes or strides."""
+
+    def __init__(self):
+        super().__init__()
+        self.compared, self.wrong = 0, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        flat, spec = pytree.tree_flatten((args, kwargs or {}))
+        tensors = [x for x in flat if isinstance(x, torch.Tensor)]
+        plain = func is not aten.as_strided.default and all(t.layout is torch.strided and not t.is_neg() for t in tensors)
+        fakes = pytree.tree_unflatten([self.fake(x) if plain and isinstance(x, torch.Tensor) else x for x in flat], spec)
+        out = func(*args, **(kwargs or {}))
+        if plain and tensors:
+            with contextlib.suppress(Unsupported):
+                said, real = map(self.form, (run_on_fakes(func, *fakes), out))
+                self.compared += 1
+                self.wrong += [] if said == real else [(str(func), [(t.dtype, t.shape) for t in tensors], real, said)]
+        return out
+
+    def fake(self, t):
+        return FakeTensor(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), t.device)
+
+    def form(self, results):
+        return [(t.dtype, t.shape, t.stride() if t.numel() else ()) for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_results_in_half_precision_have_the_form_that_fakes_say():
+    """Each call of an operator on a CPU behind the samples of PyTorch's database, and behind their gradients."""
+    asked = AskedOfFakes()
+    for op in OPERATORS:
+        for sample in samples_of(op, torch.bfloat16, 3) if torch.bfloat16 in op.supported_dtypes("cpu") else []:
+            with asked, contextlib.suppress(RuntimeError):
+                out = [t for t in pytree.tree_leaves(op(sample.input, *sample.args, **sample.kwargs)) if isinstance(t, torch.Tensor)]
+                leaves = [t for t in tensors_of(sample) if t.requires_grad]
+                if leaves and any(t.requires_grad for t in out):
+                    out = [t for t in out if t.requires_grad]
+                    torch.autograd.grad(out, leaves, [torch.ones_like(t) for t in out], allow_unused=True)
+    assert asked.compared > 1000 and not asked.wrong
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

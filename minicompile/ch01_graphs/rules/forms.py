@@ -69,9 +69,19 @@ def _batch_norm_layout(out, x, *_):
     return (_in_channels_last(out[0]) if last else row_by_row(out[0])), *out[1:]
 
 
+def _with_statistics(out, x, *parameters):
+    """Mean and 1/std of halves have the dtype of the parameters; the meta kernels give them float32, or x's."""
+    dtype = next((p.dtype for p in parameters if p is not None), x.dtype)
+    return out[0], *(t.to(dtype) for t in out[1:3]), *out[3:]
+
+
+def _batch_norm_updated(out, x, weight, bias, mean=None, *_):
+    return _with_statistics(_batch_norm_layout(out, x), x, weight, bias, mean if isinstance(mean, torch.Tensor) else None)
+
+
 def _batch_norm(out, x, weight, bias, mean, var, training, *_):
     """Without training there are no statistics to save."""
-    out = _batch_norm_layout(out, x)
+    out = _batch_norm_updated(out, x, weight, bias, mean)
     return out if training else (out[0], *(t.new_empty(0) for t in out[1:3]), *out[3:])
 
 
@@ -145,10 +155,7 @@ def _indexed(out, x, indices):
 
 # %%
 def _group_norm(out, x, weight, bias, *_):
-    """Statistics of halves are float32 if a parameter is; the meta kernel gives them x's dtype."""
-    mixed = any(p is not None and p.dtype is torch.float32 for p in (weight, bias))
-    first = _rows_or_channels_last(out[0], x)
-    return (first, *(s.to(torch.float32) if mixed and x.dtype.itemsize == 2 else s for s in out[1:]))
+    return _with_statistics((_rows_or_channels_last(out[0], x), *out[1:]), x, weight, bias)
 
 
 def _group_norm_backward_dtypes(out, grad, x, *_):
@@ -324,7 +331,8 @@ CPU_FORMS.update(by_overload({
     "_embedding_bag": functools.partial(_embedding_bag_sizes, False),
     "_embedding_bag_forward_only": functools.partial(_embedding_bag_sizes, True),
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional": _batch_norm,
-    "_native_batch_norm_legit.no_stats _batch_norm_with_update _batch_norm_with_update_functional": _batch_norm_layout,
+    "_native_batch_norm_legit.no_stats _batch_norm_with_update _batch_norm_with_update_functional": _batch_norm_updated,
+    "native_layer_norm": lambda out, x, shape, *parameters: _with_statistics((row_by_row(out[0]), *out[1:]), x, *parameters[:2]),
     "_scaled_dot_product_flash_attention_for_cpu":
         lambda out, q, *_: (like_a_copy(out[0], q), *(t.to(torch.promote_types(q.dtype, torch.float32)) for t in out[1:])),
     "reflection_pad2d_backward replication_pad2d_backward reflection_pad3d_backward replication_pad3d_backward":
