@@ -543,7 +543,7 @@ bars(
 # One run of g++ makes a library of each. They run side by side in threads that only wait, while the compiler goes
 # on with the rest of the program. A kernel waits for its file when it is first called. Of kernels with equal texts
 # only one is compiled: a GPT of twelve equal layers has the kernels of one. Libraries stay on disk, so the next
-# process runs no g++ at all.
+# process runs no g++ at all, and after a change to the program it runs only for the kernels that are new.
 #
 # ## The running example
 #

@@ -26,7 +26,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Iterable
 
 MARK = b"minicompile"
 _fallback: Path | None = None
@@ -176,7 +176,7 @@ def disk_cache(key: str, suffix: str, build: Callable[[Path], None], *, rebuild:
     directory is replaced by a temporary one and the build is tried once more."""
     for attempt in range(2):
         base = cache_dir()
-        path = base / key[:2] / (key + suffix)
+        path = base / _place(key, suffix)
         if not rebuild and read_sealed(path, key) is not None:
             return path
         try:
@@ -189,9 +189,47 @@ def disk_cache(key: str, suffix: str, build: Callable[[Path], None], *, rebuild:
     raise AssertionError("unreachable")
 
 
+def _place(key: str, suffix: str) -> str:
+    return f"{key[:2]}/{key}{suffix}"
+
+
 def _sweep(directory: Path) -> None:
     """Remove what a process that was killed has left: temporary files that are an hour old."""
     for path in directory.glob("*-*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > 3600:
                 path.unlink()
+
+# %% [markdown]
+# ## Several things in one file
+#
+# A file of kernels is one for the linker and for the disk, but another program may need two of its six kernels, next to others. So each of
+# them has a key of its own, and under that a symbolic link says which file it is in. Nobody reads a file through the link: its name is all
+# that counts, and the file of that name is read and proved like any other.
+
+# %%
+def cached_under(keys: Iterable[str], suffix: str) -> list[str | None]:
+    """For each key, that of the file in which to look: its own, or the one that a link names. None: nothing is there."""
+    base = cache_dir()
+
+    def look(path: str, key: str) -> str | None:
+        try:
+            return Path(os.readlink(path)).stem
+        except OSError:
+            return key if os.path.exists(path) else None
+    return [look(f"{base}/{_place(key, suffix)}", key) for key in keys]
+
+
+def whole_file(key: str, suffix: str) -> Path | None:
+    """The path of the cached file for `key`, if it is as it was written."""
+    path = cache_dir() / _place(key, suffix)
+    return path if read_sealed(path, key) is not None else None
+
+
+def link_key(key: str, inside: str, suffix: str) -> None:
+    """What `key` stands for is in the file for `inside`. Where there are no links, it is looked for in vain, and built again."""
+    path = cache_dir() / _place(key, suffix)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(0o700, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.symlink_to(Path("..", _place(inside, suffix)))

@@ -12,6 +12,7 @@
 # finished libraries stay on disk. In memory they stay as long as somebody has one of their functions.
 
 # %%
+import contextlib
 import ctypes
 import functools
 import os
@@ -27,7 +28,7 @@ from typing import Callable, TypeVar
 
 import torch
 
-from ..cache import cache_key, disk_cache
+from ..cache import cache_key, cached_under, disk_cache, link_key, whole_file
 from ..ch08_fusion.kernel import KernelSource, LazyKernel
 from ..ch08_fusion.values import erf_polynomial
 from ..errors import MinicompileError
@@ -133,7 +134,7 @@ def _text(name: str) -> str:
 # %% [markdown]
 # ## One file
 #
-# A kernel's function is renamed to a hash of its text, so equal kernels have equal names, and the name of a
+# A kernel's function is renamed to a hash of its text, so equal kernels have equal names, and the key of a
 # library is a hash of the names in it.
 
 # %%
@@ -148,9 +149,15 @@ def _named(source: KernelSource) -> tuple[str, str]:
 # %% [markdown]
 # A file is the companions and the kernels. The compiler reads it from its standard input and writes a shared library into the cache. A
 # library that cannot be loaded, because the file was damaged or comes from another machine, is built once more.
+#
+# Which kernels share a file is chance: a program that differs from one of yesterday in a single kernel deals them out otherwise. So
+# each kernel of a library is found by a key of its own, the one that a library of this kernel alone has.
 
 # %%
-def _file_text(group: list[tuple[str, str, KernelSource]]) -> str:
+Group = list[tuple[str, str, KernelSource]]           # kernels of one file: name, code, source
+
+
+def _file_text(group: Group) -> str:
     return "\n".join([_companions(), *(code for _, code, _ in group)])
 
 
@@ -196,8 +203,13 @@ def _launcher() -> Callable:
     return make
 
 
-def _load_file(group: list[tuple[str, str, KernelSource]]) -> dict[str, Callable]:
-    """Compile (or find on disk) and load one file; its functions by name."""
+def _library_key(*names: str) -> str:
+    return cache_key(list(names), _companions(), _machine())
+
+
+def _load_file(group: Group, known: str | None = None) -> dict[str, Callable]:
+    """Load the functions of a group, by name: from the library of the key `known`, which has them and perhaps more, or from one that is
+    compiled for them, or was."""
     with _launching:
         function = _launcher()
 
@@ -205,7 +217,14 @@ def _load_file(group: list[tuple[str, str, KernelSource]]) -> dict[str, Callable
         return {name: function(os.fsencode(path), name.encode(), s.options["tensors"], s.options["sizes"], torch._C.TensorBase.data_ptr)
                 for name, _, s in group}
 
-    return _built(cache_key([name for name, _, _ in group], _companions(), _machine()), _file_text(group), load)
+    if known is not None and (path := whole_file(known, ".so")) is not None:
+        with contextlib.suppress(OSError):
+            return load(path)
+    names = [name for name, _, _ in group]
+    functions = _built(key := _library_key(*names), _file_text(group), load)
+    for name in names if len(names) > 1 else ():
+        link_key(_library_key(name), key, ".so")
+    return functions
 
 # %% [markdown]
 # ## All kernels of a program
@@ -216,7 +235,8 @@ def _load_file(group: list[tuple[str, str, KernelSource]]) -> dict[str, Callable
 #
 # Files are compiled by threads, one for each core (the compiler
 # is a process of its own, so Python's lock does not matter). `_loaded` remembers for every kernel the file that it
-# is in, as long as anybody uses it: a kernel that another program has already is not compiled again.
+# is in, as long as anybody uses it: a kernel that another program has already is not compiled again, nor is one that
+# the cache has.
 
 # %%
 _loaded: weakref.WeakValueDictionary[str, Future] = weakref.WeakValueDictionary()     # kernel -> its file
@@ -244,14 +264,14 @@ def _executor() -> ThreadPoolExecutor:
     return _pool[0]
 
 
-def _start(group) -> Future:
+def _start(*group) -> Future:
     """When the main thread has ended, pools take no more work, but other threads and exit handlers still
     compile: here."""
     try:
-        return _executor().submit(_load_file, group)
+        return _executor().submit(_load_file, *group)
     except RuntimeError:
         future = Future()
-        future.set_result(_load_file(group))
+        future.set_result(_load_file(*group))
         return future
 
 
@@ -272,7 +292,13 @@ def load_cpp(sources: list[KernelSource]) -> list[LazyKernel]:
     compiler()
     named = [(*_named(s), s) for s in sources]
     found = {name: file for name, _, _ in named if (file := _loaded.get(name)) is not None and not failed(file)}
-    missing = list({name: entry for entry in named if (name := entry[0]) not in found}.values())
+    wanted = {name: entry for entry in named if (name := entry[0]) not in found}
+    missing, known = [], {}
+    for entry, key in zip(wanted.values(), cached_under(map(_library_key, wanted), ".so")):
+        (missing if key is None else known.setdefault(key, [])).append(entry)
+    for key, group in known.items():
+        future = _start(group, key)
+        found.update((name, future) for name, _, _ in group)
     files = max(1, -(-len(missing) // KERNELS_PER_FILE), min(len(missing), cores()))
     ordered = sorted(missing, key=lambda entry: (-len(entry[1]), entry[0]))
     for i in range(files):

@@ -71,6 +71,44 @@ def test_library_is_found_on_disk_and_rebuilt_when_damaged(fresh_cache, monkeypa
     assert calls and torch.equal(y, x * 5.5)
 
 
+@pytest.mark.parametrize("damage", [None, "file", "no link", "link to nothing", "link to another", "no links here"])
+def test_a_kernel_is_found_next_to_which_others_it_was_compiled(damage, fresh_cache, monkeypatch):
+    """Each file that is compiled is of those kernels that no file of the cache has."""
+    made, compile_ = [], build._compile
+    monkeypatch.setattr(build, "_compile", lambda text, target: (made.append(text.count('extern "C" void mc_')), compile_(text, target)))
+    monkeypatch.setattr(build, "cores", lambda: 1)
+    if damage == "no links here":
+        def refuse(*_):
+            raise PermissionError("no links here")
+        monkeypatch.setattr(Path, "symlink_to", refuse)
+
+    def answers(*factors):
+        monkeypatch.setattr(build, "_loaded", {})
+        del made[:]
+        programs = [scaled(9, factor) for factor in factors]
+        for (source, x, y), factor, function in zip(programs, factors, build.load_cpp([source for source, _, _ in programs])):
+            function(x, y.zero_())
+            assert torch.equal(y, x * factor)
+        return sorted(made)
+
+    assert answers(2.0, 3.0, 5.0) == [3]
+    link = next(path for path in sorted(fresh_cache.rglob("*.so")) if path.is_symlink() or damage == "no links here")
+    if damage == "file":
+        path = link.resolve()
+        data = path.read_bytes()
+        path.unlink()                                                    # what is loaded stays as it is
+        path.write_bytes(data[:-100])
+    elif damage in ("no link", "link to nothing", "link to another"):
+        answers(7.0)
+        alone, = (path for path in fresh_cache.rglob("*.so") if not path.is_symlink() and path != link.resolve())
+        link.unlink()
+        if damage != "no link":
+            link.symlink_to(alone if damage == "link to another" else "../00/nothing.so")
+    again = {None: [1], "file": [1, 3], "no link": [2], "no links here": [4]}.get(damage, [1, 1])
+    assert answers(3.0, 11.0, 2.0, 5.0) == again
+    assert answers(5.0, 11.0) == ([2] if damage == "no links here" else [])
+
+
 def test_the_launcher_is_a_file_of_its_own_and_built_again_when_damaged(fresh_cache, monkeypatch):
     source, x, y = scaled(9, 6.5)
     made, compile_ = [], build._compile
