@@ -313,35 +313,40 @@ def undone_by(view, rule):
 
 
 aten = torch.ops.aten
-BUGS = {                                                    # name: the bug, the rung, what a program that meets it holds
-    "write through unfold": (lost(aten.unfold.default), "aot_eager", "unfold"),
-    "read of unfold": (stale(aten.unfold.default), "aot_eager", "unfold"),
-    "write through diagonal": (lost(aten.diagonal.default), "aot_eager", "diagonal"),
-    "read of diagonal": (stale(aten.diagonal.default), "aot_eager", "diagonal"),
-    "write through as_strided": (lost(aten.as_strided.default), "aot_eager", "as_strided"),
-    "read of a part": (stale(aten.split.Tensor), "aot_eager", "split|chunk"),
-    "write through complex numbers": (lost(aten.view_as_complex.default), "aot_eager", "complex"),
-    "write through a conjugate": (undone_by(aten._conj.default, lambda b, step, parent, new: new), "aot_eager", "conj"),
+BUGS = {                                                    # name: the bug, the rung, what a program that meets it holds, one that has
+    "write through unfold": (lost(aten.unfold.default), "aot_eager", "unfold", 5045),
+    "read of unfold": (stale(aten.unfold.default), "aot_eager", "unfold", 5042),
+    "write through diagonal": (lost(aten.diagonal.default), "aot_eager", "diagonal", 5030),
+    "read of diagonal": (stale(aten.diagonal.default), "aot_eager", "diagonal", 5029),
+    "write through as_strided": (lost(aten.as_strided.default), "aot_eager", "as_strided", 5032),
+    "read of a part": (stale(aten.split.Tensor), "aot_eager", "split|chunk", 5023),
+    "write through complex numbers": (lost(aten.view_as_complex.default), "aot_eager", "complex", 5020),
+    "write through a conjugate": (undone_by(aten._conj.default, lambda b, step, parent, new: new), "aot_eager", "conj", 19),
     "write through a part": (undone_by(aten.split.Tensor, lambda b, step, parent, new: undone.undo_split(
-        b, aliases.Step(step.target, step.args, step.kwargs, 0), parent, new)), "aot_eager", "split|chunk"),
-    "write through permute": (lost(aten.permute.default), "aot_eager", ""),
-    "write through expand": (lost(aten.expand.default), "aot_eager", "expand"),
-    "fusion across a write": (lambda patch: patch.setattr(legality, "hazard", lambda *args: None), "cpp", ""),
-    "truncating remainder": (lambda patch: patch.setattr(symbolic, "_lift", lambda numerator, divisor: 0), "cpp", "")}
+        b, aliases.Step(step.target, step.args, step.kwargs, 0), parent, new)), "aot_eager", "split|chunk", 5019),
+    "write through permute": (lost(aten.permute.default), "aot_eager", "", 5019),
+    "write through expand": (lost(aten.expand.default), "aot_eager", "expand", 5042),
+    "fusion across a write": (lambda patch: patch.setattr(legality, "hazard", lambda *args: None), "cpp", "", 5016),
+    "truncating remainder": (lambda patch: patch.setattr(symbolic, "_lift", lambda numerator, divisor: 0), "cpp", "", 5002)}
 
 
 @functools.cache
-def a_hundred_programs() -> list[str]:
-    """Few of them write through a conjugate, so some are of the family that does."""
-    return [*(tensors.program(seed) for seed in range(5000, 5090)), *(tensors.program(seed, favourite="complex") for seed in range(15, 25))]
+def one_of_a_hundred(seed: int) -> str:
+    """Few programs write through a conjugate, so some of the hundred are of the family that does."""
+    return tensors.program(seed, favourite=None if seed >= 5000 else "complex")
 
 
-@pytest.mark.parametrize("plant,rung,holds", BUGS.values(), ids=BUGS)
-def test_a_hundred_programs_find_a_planted_bug(plant, rung, holds, monkeypatch):
-    """One of them does; those that are likely to come first."""
+def a_hundred_programs(likely: int, holds: str):
+    """That of the likely seed, then those that hold something, then the others: one that finds a bug comes early."""
+    yield one_of_a_hundred(likely)
+    yield from sorted((one_of_a_hundred(seed) for seed in [*range(5000, 5090), *range(15, 25)] if seed != likely),
+                      key=lambda text: re.search(holds, text) is None)
+
+
+@pytest.mark.parametrize("plant,rung,holds,likely", BUGS.values(), ids=BUGS)
+def test_a_hundred_programs_find_a_planted_bug(plant, rung, holds, likely, monkeypatch):
     plant(monkeypatch)
-    likely_first = sorted(a_hundred_programs(), key=lambda text: re.search(holds, text) is None)
-    assert any(compare.check(text, rung) for text in likely_first)
+    assert any(compare.check(text, rung) for text in a_hundred_programs(likely, holds))
 
 
 @pytest.mark.slow
