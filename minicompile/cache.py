@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A directory of things that took long to build
 #
-# Compiling a file of kernels takes 0.05 to 0.25 s (`ch10_cpp/build.py`) and its result depends on nothing but its source, the compiler,
+# Compiling a file of kernels takes 0.03 to 0.25 s (`ch10_cpp/build.py`) and its result depends on nothing but its source, the compiler,
 # the flags and the processor. So the result is a file whose name is a hash of those. Three rules make such a
 # directory safe when several processes share it, and any of them may be killed.
 #

@@ -1,5 +1,6 @@
-// Included (as text) at the top of every generated C++ file. No other header is: each #include of the
-// standard library costs more compile time than a kernel does.
+// Included (as text) at the top of every generated C++ file, but for the sections (from one line with four dashes to the next) that the
+// kernels do not need: those in which no name is declared that they use (`build.py`). So what a section declares stands at the beginning
+// of a line there, whole. No other header is included: each #include of the standard library costs more compile time than a kernel does.
 //
 // Everything below a loop must be *branch-free* to vectorise: a choice is a ?: on two computed values, and a
 // special case is a select at the end. The scalar functions of libm are calls into a library, one element at
@@ -20,6 +21,7 @@ typedef unsigned long uint64_t;
 #define MC_INF __builtin_inff()
 #define MC_NAN __builtin_nanf("")
 #define MC_FMA __builtin_fmaf
+template <class To, class From> MC To mc_bits(From x) { return __builtin_bit_cast(To, x); }
 
 // ---- functions of libm, which glibc (2.35 and later) has for vectors of each width as well: declared `simd`, g++ calls in a
 // loop the one for its width, narrower ones for what is left over at its end, and that for one element in a loop that it cannot
@@ -95,8 +97,6 @@ MC int64_t mc_piece(int64_t pieces, const int64_t* first, int64_t block) {
   }
   return low;
 }
-
-template <class To, class From> MC To mc_bits(From x) { return __builtin_bit_cast(To, x); }
 
 // ---- `a` where all bits of `all` are set, `b` where none is
 template <int bytes> struct mc_int;
@@ -192,22 +192,26 @@ MC void mc_pack(uint16_t* to, mc_words a, mc_words b) {  // by halves of each: i
 #define MC_PACKED MC_SIXTEEN
 #endif
 MC uint16_t mc_to_cut(float x) { return (uint16_t)(mc_bits<uint32_t>(x) >> 16); }  // bf16, where there is nothing to round
-// verb: `widen` or `narrow`; one: the function of one element; from, to: an element, and the vectors of them
-#define MC_CONVERT(verb, half, one, from_one, from_many, to_one, to_many, sixteen)                                   \
-  static __attribute__((noinline)) void mc_##verb##_few_##half(to_one* to, const from_one* from, int64_t n) {        \
-    for (int64_t i = 0; i < n; i++) to[i] = one##half(from[i]);                                                      \
+// few: the function of less than sixteen elements; one: of one; from, to: an element, and the vectors of them
+#define MC_CONVERT(name, few, one, many, from_one, from_many, to_one, to_many, sixteen)                              \
+  static __attribute__((noinline)) void few(to_one* to, const from_one* from, int64_t n) {                           \
+    for (int64_t i = 0; i < n; i++) to[i] = one(from[i]);                                                            \
   }                                                                                                                  \
-  MC void mc_##verb##_##half(to_one* to, const from_one* from, int64_t n) {                                          \
+  MC void name(to_one* to, const from_one* from, int64_t n) {                                                        \
     if (__builtin_constant_p(n) && n <= 4) {                                                                         \
-      for (int64_t i = 0; i < n; i++) to[i] = one##half(from[i]);                                                    \
+      for (int64_t i = 0; i < n; i++) to[i] = one(from[i]);                                                          \
       return;                                                                                                        \
     }                                                                                                                \
-    if (n != 16) return mc_##verb##_few_##half(to, from, n);                                                         \
-    sixteen(one##half, to_many##_##half, to_many, from_many);                                                        \
+    if (n != 16) return few(to, from, n);                                                                            \
+    sixteen(one, many, to_many, from_many);                                                                          \
   }
-#define MC_WIDEN(half) MC_CONVERT(widen, half, mc_from_, uint16_t, mc_shorts, float, mc_floats, MC_SIXTEEN)
-#define MC_NARROW(half, to_many, sixteen) MC_CONVERT(narrow, half, mc_to_, float, mc_floats, uint16_t, to_many, sixteen)
-MC_WIDEN(fp16) MC_WIDEN(bf16) MC_NARROW(fp16, mc_shorts, MC_SIXTEEN) MC_NARROW(bf16, mc_words, MC_PACKED) MC_NARROW(cut, mc_words, MC_PACKED)
+#define MC_WIDEN(name, few, one, many) MC_CONVERT(name, few, one, many, uint16_t, mc_shorts, float, mc_floats, MC_SIXTEEN)
+#define MC_NARROW(name, few, one, many, to_many, sixteen) MC_CONVERT(name, few, one, many, float, mc_floats, uint16_t, to_many, sixteen)
+MC_WIDEN(mc_widen_fp16, mc_widen_few_fp16, mc_from_fp16, mc_floats_fp16)
+MC_WIDEN(mc_widen_bf16, mc_widen_few_bf16, mc_from_bf16, mc_floats_bf16)
+MC_NARROW(mc_narrow_fp16, mc_narrow_few_fp16, mc_to_fp16, mc_shorts_fp16, mc_shorts, MC_SIXTEEN)
+MC_NARROW(mc_narrow_bf16, mc_narrow_few_bf16, mc_to_bf16, mc_words_bf16, mc_words, MC_PACKED)
+MC_NARROW(mc_narrow_cut, mc_narrow_few_cut, mc_to_cut, mc_words_cut, mc_words, MC_PACKED)
 #if defined(__AVX512BW__) && !defined(__clang__)  // bytes to and from integers
 typedef char mc_chars __attribute__((vector_size(16), aligned(1)));
 #define MC_WIDE(kind) \
@@ -228,10 +232,11 @@ typedef char mc_chars __attribute__((vector_size(16), aligned(1)));
 #define MC_WIDE(kind)
 #define MC_SLIM
 #endif
-#define MC_BYTES(type, name, kind)                                                                             \
-  MC void mc_widen_##name(int32_t* to, const type* from, int64_t n) { MC_WIDE(kind) for (int64_t i = 0; i < n; i++) to[i] = from[i]; } \
-  MC void mc_narrow_##name(type* to, const int32_t* from, int64_t n) { MC_SLIM for (int64_t i = 0; i < n; i++) to[i] = (type)from[i]; }
-MC_BYTES(uint8_t, u8, zxbd) MC_BYTES(int8_t, i8, sxbd)
+#define MC_BYTES(type, widen, narrow, kind)                                                                    \
+  MC void widen(int32_t* to, const type* from, int64_t n) { MC_WIDE(kind) for (int64_t i = 0; i < n; i++) to[i] = from[i]; } \
+  MC void narrow(type* to, const int32_t* from, int64_t n) { MC_SLIM for (int64_t i = 0; i < n; i++) to[i] = (type)from[i]; }
+MC_BYTES(uint8_t, mc_widen_u8, mc_narrow_u8, zxbd)
+MC_BYTES(int8_t, mc_widen_i8, mc_narrow_i8, sxbd)
 
 // ---- exponentials: x = n*ln2 + r, |r| <= ln2/2, and e^r = 1 + r + r^2 P(r)
 MC float mc_clamp(float x, float lo, float hi) { x = x < lo ? lo : x; return x > hi ? hi : x; }  // NaN passes
@@ -407,9 +412,10 @@ MC float mc_float(int64_t x) { return (float)x; }
 #endif
 
 // ---- double goes to libm
-#define MC_DOUBLE(f) MC double mc_##f(double x) { return __builtin_##f(x); }
-MC_DOUBLE(exp) MC_DOUBLE(exp2) MC_DOUBLE(expm1) MC_DOUBLE(log) MC_DOUBLE(log2) MC_DOUBLE(log10)
-MC_DOUBLE(log1p) MC_DOUBLE(tanh) MC_DOUBLE(erf)
+#define MC_DOUBLE(name, f) MC double name(double x) { return f(x); }
+MC_DOUBLE(mc_exp, __builtin_exp) MC_DOUBLE(mc_exp2, __builtin_exp2) MC_DOUBLE(mc_expm1, __builtin_expm1)
+MC_DOUBLE(mc_log, __builtin_log) MC_DOUBLE(mc_log2, __builtin_log2) MC_DOUBLE(mc_log10, __builtin_log10)
+MC_DOUBLE(mc_log1p, __builtin_log1p) MC_DOUBLE(mc_tanh, __builtin_tanh) MC_DOUBLE(mc_erf, __builtin_erf)
 MC double mc_erf_plus_one(double x) { return 1.0 + __builtin_erf(x); }
 MC double mc_sigmoid(double x) { return 1.0 / (1.0 + __builtin_exp(-x)); }
 
@@ -423,7 +429,12 @@ template <class T> MC T mc_imod(T a, T b) {
   const T r = a % b;
   return (T)(r != 0 && ((r < 0) != (b < 0)) ? r + b : r);
 }
-// a function for powers of vectors takes each negative base by itself, so that it is given none
+template <class T> MC T mc_shl(T a, T b) { return b < 0 || b >= (T)(8 * sizeof(T)) ? (T)0 : (T)(a << b); }
+template <class T> MC T mc_shr(T a, T b) {
+  return b < 0 || b >= (T)(8 * sizeof(T)) ? (T)(a < 0 ? -1 : 0) : (T)(a >> b);
+}
+
+// ---- powers: a function for powers of vectors takes each negative base by itself, so that it is given none
 MC float mc_pow_positive(float x, float y) { return __builtin_powf(x, y); }
 MC double mc_pow_positive(double x, double y) { return __builtin_pow(x, y); }
 MC float mc_copysign(float x, float y) { return __builtin_copysignf(x, y); }
@@ -446,10 +457,6 @@ template <class T> MC T mc_ipow(T a, T b) {
   T y = 1;
   for (; b; b = (T)(b >> 1)) { if (b & 1) y = (T)(y * a); a = (T)(a * a); }
   return y;
-}
-template <class T> MC T mc_shl(T a, T b) { return b < 0 || b >= (T)(8 * sizeof(T)) ? (T)0 : (T)(a << b); }
-template <class T> MC T mc_shr(T a, T b) {
-  return b < 0 || b >= (T)(8 * sizeof(T)) ? (T)(a < 0 ? -1 : 0) : (T)(a >> b);
 }
 
 // ---- a kernel reports the first index out of range, or a division by zero, through `problem`; the caller

@@ -2,6 +2,7 @@
 import gc
 import os
 import platform
+import re
 import subprocess
 import sys
 import warnings
@@ -107,6 +108,39 @@ def test_a_kernel_is_found_next_to_which_others_it_was_compiled(damage, fresh_ca
     again = {None: [1], "file": [1, 3], "no link": [2], "no links here": [4]}.get(damage, [1, 1])
     assert answers(3.0, 11.0, 2.0, 5.0) == again
     assert answers(5.0, 11.0) == ([2] if damage == "no links here" else [])
+
+
+def preprocessed(text) -> str:
+    command = [build.compiler(), *build._flags(), "-E", "-P", "-x", "c++", "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+def declarations(text) -> dict[str, list[str]]:
+    """What stands outside of all braces, by the names of functions and types that it declares."""
+    outside = text
+    while (shorter := re.sub(r"\{[^{}]*\}", ";", outside)) != outside:
+        outside = shorter
+    outside = re.sub(r"__(attribute|asm)__ ?\((\((simd\(\"\w+\"\)|[^()])*\)|[^()]*)\)", "", outside)
+    found = {}
+    for head in outside.split(";"):
+        for name in re.findall(r"\bmc_\w+|\w+(?=\()", head.partition(")")[0]):
+            found.setdefault(name, []).append(" ".join(head.split()))
+    return found
+
+
+def test_a_kernel_has_all_that_is_declared_under_a_name_that_it_uses():
+    """Without `mc_exp` of a double, that of a float would take its argument, rounded; without glibc's vectors, `exp` takes one number."""
+    everything = declarations(preprocessed(build._companions()))
+    assert {len(everything[name]) for name in ("mc_exp", "mc_sigmoid", "mc_copysign")} == {2} and "mc_widen_few_bf16" in everything
+    libraries, seen = {"exp", "expf", "pow", "powf", "atan2f"} & everything.keys(), {}
+    for name in {name for name in everything if name.startswith("mc_") and not name.startswith("mc_libm")} | libraries:
+        code = f"auto x = {'__builtin_' * (name in libraries)}{name}(1);"
+        text = build._companions_of(code)
+        if text not in seen:
+            seen[text] = declarations(preprocessed(text))
+            subprocess.run([build.compiler(), *build._flags(), "-fsyntax-only", "-x", "c++", "-"], input=text, text=True, check=True)
+        assert seen[text][name] == everything[name], name
+    assert len(seen) > 10 and len(build._companions_of("x + 1")) < 0.1 * len(build._companions())
 
 
 def test_the_launcher_is_a_file_of_its_own_and_built_again_when_damaged(fresh_cache, monkeypatch):
