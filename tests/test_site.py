@@ -4,6 +4,7 @@ import re
 import textwrap
 
 import pytest
+from test_chapters import book
 
 from tools.site import SiteError, build, cells, chapter_pages, code_pages, execute, explorers, highlight, links, names, pages
 from tools.site.page import HOLE, PLACE, Page
@@ -11,7 +12,7 @@ from tools.site.page import HOLE, PLACE, Page
 
 @pytest.fixture(scope="module")
 def modules():
-    return names.read_package()
+    return book().modules
 
 
 @pytest.fixture(scope="module")

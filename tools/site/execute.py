@@ -194,7 +194,7 @@ class Now:
             elif kind == "places":
                 self.found[need] = names.digest(*(cell.line for cell in cells.split(path.read_text()) if cell.kind == "code"))
             elif kind == "code":
-                self.found[need] = self.codes.get(short) or names.code_digest(path.read_text())
+                self.found[need] = self.codes.get(short) or names.code_digest(ast.parse(path.read_text()))
             else:
                 self.found[need] = names.digest(path) if path.is_file() else names.digest(*sorted(
                     name for name in os.listdir(path) if name[0] not in "._" or name.endswith(".py")))

@@ -89,9 +89,9 @@ def read_package(root: pathlib.Path = ROOT, known: dict | None = None) -> dict[s
     return modules
 
 
-def code_digest(source: str) -> str:
+def code_digest(tree: ast.Module) -> str:
     """A hash that neither comments nor prose nor places in the file change."""
-    return digest(ast.dump(ast.parse(source)))
+    return digest(ast.dump(tree))
 
 
 def read_module(path: pathlib.Path, root: pathlib.Path) -> Module:
@@ -99,7 +99,7 @@ def read_module(path: pathlib.Path, root: pathlib.Path) -> Module:
     dotted = ".".join(short.with_suffix("").parts).removesuffix(".__init__")
     source = path.read_text()
     tree = ast.parse(source)
-    module = Module(dotted, short.as_posix(), source, ast.get_docstring(tree) or "", code_digest(source), cells=cells.split(source))
+    module = Module(dotted, short.as_posix(), source, ast.get_docstring(tree) or "", code_digest(tree), cells=cells.split(source))
     package = dotted if path.name == "__init__.py" else dotted.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
