@@ -454,6 +454,11 @@ def empty_slot(g, x, const):
                       lambda v: f"the slot {g.expected!r} of {g.source} holds something now")]
 
 
+@guard_kind("EMPTY_CELL", lambda g: f"{g.source} is empty")
+def empty_cell(g, x, const):
+    return [Condition(f"{x} == __new_cell()", lambda v: f"{g.source} holds something now")]
+
+
 # %% [markdown]
 # Where a loop is left, its iterator dies. That runs code of the program if it is a generator, and an `enumerate` or a `zip` may hold one.
 

@@ -371,8 +371,14 @@ def store_local(tx, frame, name, value):
         frame.locals[name] = value
 
 
+def is_empty(tx, cell) -> bool:
+    if cell.content is None and cell.source is not None:
+        guard(tx, cell.source, "EMPTY_CELL")
+    return cell.content is None
+
+
 def read_cell(tx, cell, name):
-    if cell.content is None and name in tx.frames[-1].code.co_cellvars:
+    if is_empty(tx, cell) and name in tx.frames[-1].code.co_cellvars:
         user_error(UnboundLocalError, UNBOUND.format(name))
     if cell.content is None:
         user_error(NameError, f"cannot access free variable '{name}' where it is not associated with a value"

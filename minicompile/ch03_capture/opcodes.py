@@ -109,7 +109,8 @@ def constant_value(tx, value):
 #
 # A variable that an inner function uses as well lies in a *cell*, an object with one slot, which both functions
 # have. A cell that existed before the call is a real object, and writing to it is a side effect, so it is touched
-# first. The cells that a function gets from outside are its `closure`.
+# first. The cells that a function gets from outside are its `closure`. One that has no value yet may have one at the next call, so who
+# finds it empty gets a guard (`is_empty`).
 
 # %%
 @opcode("MAKE_CELL")

@@ -161,7 +161,9 @@ def finish(call):
 # Cells need care. In the original function a captured variable is created by `MAKE_CELL`; the closures made
 # before the break already share that cell. The rest must use the same one, so in the resume function every
 # cell of the original is a *free* variable, and the function is built per call around the existing cells
-# and the globals of the function that broke.
+# and the globals of the function that broke. But CPython tells by the kind of a variable what to raise where it has no value: a
+# `NameError` for a free one, an `UnboundLocalError` for one of the function itself. So a cell that was the original's own is
+# moved from the free variable to one of its own, of the same name, in the beginning.
 #
 # The code is made once. The record of the original owns its pieces, by what they were made for, and the
 # record of a resume function says what it is.
@@ -336,11 +338,12 @@ class Draft:
 
 def assemble(draft: Draft, name: str, with_original: bool, firm: bool = False):
     """(code, its instructions): prologue, body and, if wanted, all of the original."""
-    code, position = draft.code, draft.start.position
+    code = draft.code
     others = tuple(n for n in code.co_varnames if n not in draft.parameters and n not in draft.cells)
     exits = tuple(f"__exit{n}" for n in range(draft.exits))
     varnames = (*draft.parameters, *draft.stack_names, *others, *exits)
-    slot = {variable: index for index, variable in enumerate((*varnames, *draft.cells))}
+    free = {name: index for index, name in enumerate(draft.cells, len(varnames) + len(code.co_cellvars))}
+    slot = free | {variable: index for index, variable in enumerate((*varnames, *code.co_cellvars))}
     original, handlers = [], list(draft.own)
     if with_original:                                # cells and free variables are set up differently below
         begin = next(n for n, i in enumerate(draft.instructions) if i.name == "RESUME") + 1
@@ -351,16 +354,14 @@ def assemble(draft: Draft, name: str, with_original: bool, firm: bool = False):
             i.arg = slot[i.arg]
         elif i.op in bc.LOCAL_OPS and i.op not in bc.NO_INDEX:
             i.arg = slot[draft.names[i.arg]]
-    prologue = restore_stack(draft, slot, firm)
-    if draft.cells:
-        prologue.insert(0, bc.new("COPY_FREE_VARS", len(draft.cells), position=position))
+    prologue = take_cells(draft, slot, free) + restore_stack(draft, slot, firm)
     instructions = prologue + draft.body + original
     co_code, exception_table, line_table = bc.encode(instructions, handlers, code.co_firstlineno)
     made = code.replace(
         co_code=co_code, co_exceptiontable=exception_table, co_linetable=line_table,
         co_qualname=code.co_qualname.removesuffix(code.co_name) + name, co_nlocals=len(varnames),
         co_argcount=len(draft.parameters) + len(draft.stack_names), co_posonlyargcount=0, co_kwonlyargcount=0,
-        co_varnames=varnames, co_cellvars=(), co_freevars=draft.cells, co_flags=code.co_flags & ~0x0C,
+        co_varnames=varnames, co_cellvars=code.co_cellvars, co_freevars=draft.cells, co_flags=code.co_flags & ~0x0C,
         co_consts=(*code.co_consts, *draft.constants),
         co_stacksize=max(code.co_stacksize, len(draft.stack)) + len(varnames) + len(draft.cells) + 4)
     return made, instructions
@@ -395,6 +396,16 @@ def restore_stack(draft, slot, firm) -> list:
         else:
             raise Unsupported(f"graph break with {kind} on the stack")
     return result
+
+
+def take_cells(draft, slot, free) -> list:
+    """Put the cells of the closure into the variables. free: places of the free ones; `slot` has those that the code uses."""
+    if not draft.cells:
+        return []
+    own = draft.code.co_cellvars
+    moves = [half for name in own for half in (("LOAD_FAST", free[name]), ("STORE_FAST", slot[name]))]
+    made = [*(("MAKE_CELL", slot[name]) for name in own), ("COPY_FREE_VARS", len(draft.cells)), *moves]
+    return [bc.new(name, arg, position=draft.start.position) for name, arg in made]
 
 
 def new_offsets(resumed, instructions) -> dict[int, int]:

@@ -1128,3 +1128,33 @@ def test_getters_that_the_program_keeps():
         loose(x, made(item="c"))
     with pytest.raises(TypeError, match="itemgetter expected 1 argument, got 0"):
         minicompile.compile(lambda x, get: (x + 1, get()), backend="eager")(x, made()[0])
+
+
+def test_empty_cell():
+    """A variable of an enclosing function that had no value may have one at the next call."""
+    backend, x = Recorder(), torch.ones(3)
+
+    def made(value=None):
+        def get():
+            return shared
+        if value is not None:
+            shared = value
+        return get
+
+    def called(x, get):
+        try:
+            return x + get()
+        except NameError as error:
+            return x - 1, str(error)
+
+    def opened(x, get):
+        try:
+            return x + get.__closure__[0].cell_contents
+        except ValueError as error:
+            return x - 1, str(error)
+
+    for f in (called, opened):
+        compiled = minicompile.compile(f, backend=backend, fullgraph=True)
+        for value in (None, 2, None, 3.5):
+            same(compiled(x, made(value)), f(x, made(value)))
+    assert backend.graphs

@@ -699,6 +699,34 @@ def unbound_later(x):
     return y, z
 
 
+def shared_and_unbound(x):
+    """A variable that a closure shares has no value, behind a break, and has one in a later round of the same loop."""
+    found = []
+    for i in range(3):
+        try:
+            effect(x)
+            found.append(lambda: shared * i)
+            if i == 1:
+                shared = x + 1
+                effect(x)
+            x = x + shared
+        except UnboundLocalError as error:
+            found.append((str(error), sorted(locals())))
+    del shared
+    effect(x)
+    try:
+        del shared
+    except UnboundLocalError as error:
+        found.append(str(error))
+    try:
+        found[0]()
+    except NameError as error:
+        found.append((type(error), str(error)))
+    shared = x * 2
+    effect(x)
+    return x + shared, [item() if callable(item) else item for item in found]
+
+
 def unpacking(x):
     a, (b, *c) = effect((x, (x + 1, 2, 3)))
     d, e = effect(x), x * 2

@@ -30,7 +30,7 @@ from ..comparisons import Deputy, identical, truth
 from ..constants import as_number
 from ..descriptors import in_library, is_library_class
 from ..exceptions import user_error, user_errors
-from ..interpreter import read_cell, read_local, unless_raised
+from ..interpreter import is_empty, read_cell, read_local, unless_raised
 from ..iterate import Later, iterate, length, natively, next_value, rest_of, unpack, values_of
 from ..keys import guard_keys
 from ..lookup import MISSING, is_plain_tuple, lookup, python_method
@@ -525,7 +525,7 @@ def make_super(tx, cls=None, obj=None, /, **named):
         first = frame.code.co_varnames[0]
         obj = read_local(tx, frame, first) if first in frame.locals else None
         if first in frame.code.co_cellvars:
-            obj = None if obj.content is None else read_cell(tx, obj, first)
+            obj = None if is_empty(tx, obj) else read_cell(tx, obj, first)
         if obj is None:
             user_error(RuntimeError, "super(): arg[0] deleted")
         if "__class__" not in frame.locals:

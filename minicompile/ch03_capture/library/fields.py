@@ -27,7 +27,7 @@ from ..class_attributes import C_DESCRIPTORS
 from ..descriptors import bind_attribute, bind_to_class, no_attribute
 from ..effects import changed
 from ..exceptions import user_error
-from ..interpreter import read_cell
+from ..interpreter import is_empty
 from ..lookup import MISSING, class_in_c, lookup, python_method
 from ..operations import scalar_of
 from ..tracer import bases, guard, unsupported
@@ -239,7 +239,11 @@ def method_attribute(tx, value, name):
 
 @GETATTR.of(CellVal)
 def cell_attribute(tx, value, name):
-    return read_cell(tx, value, name) if name == "cell_contents" else no_attribute(types.CellType, name)
+    if name != "cell_contents":
+        no_attribute(types.CellType, name)
+    if is_empty(tx, value):
+        user_error(ValueError, "Cell is empty")
+    return realize(tx, value.content)
 
 
 # %% [markdown]

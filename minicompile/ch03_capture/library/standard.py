@@ -46,7 +46,7 @@ from ..calls import BY_CODE, HANDLED, REAL_CALLS, handles, inline_code, inline_f
 from ..comparisons import equal, truth
 from ..effects import effect_free
 from ..exceptions import user_error
-from ..interpreter import covering, handled_exception, read_cell, read_local, unless_raised
+from ..interpreter import covering, handled_exception, is_empty, read_cell, read_local, unless_raised
 from ..iterate import iterate, unpack
 from ..keys import hashes_by_identity, key_of, refuse_unhashable
 from ..lookup import MISSING, captures, python_method
@@ -578,7 +578,7 @@ def local_variables(tx):
     for name in (*frame.code.co_varnames, *frame.code.co_cellvars, *frame.code.co_freevars):
         value = frame.locals.get(name)
         cell = value is not None and hasattr(value, "content")
-        if value is None or cell and value.content is None:
+        if value is None or cell and is_empty(tx, value):
             continue
         found[name] = read_cell(tx, value, name) if cell else read_local(tx, frame, name)
     return dict_of(found)
