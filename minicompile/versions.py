@@ -24,7 +24,7 @@ from .backends import add_size_inputs, call_backend
 from .ch01_graphs.graph import eager_callable
 from .ch01_graphs.recipes import RECIPES
 from .ch02_guards import cache as entries, codegen
-from .ch02_guards.identity import full_name, weakly
+from .ch02_guards.identity import full_name, is_a, weakly
 from .ch03_capture import hook
 from .ch03_capture.capture import CaptureOptions
 from .ch03_capture.hook import EVALUATE, EVALUATE_ALL
@@ -89,7 +89,7 @@ def name_of_code(code) -> str:
 
 def model_of(args):
     """The module whose method this is. Two models of one class share code, but not the limit."""
-    return args[0] if args and isinstance(args[0], torch.nn.Module) else None
+    return args[0] if args and is_a(args[0], torch.nn.Module) else None
 
 
 def kind_of(model) -> tuple:

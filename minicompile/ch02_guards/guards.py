@@ -47,7 +47,7 @@ from typing import Any, Callable
 import torch
 
 from ..logs import count
-from .identity import Made, held, is_found, is_long_lived, module_name, strongly, weakly, weakly_found
+from .identity import Made, held, is_a, is_found, is_long_lived, module_name, strongly, weakly, weakly_found
 from .sources import AttrSource, DictGetSource, GlobalStateSource, InstanceDictSource, ItemSource, Source, readable
 
 
@@ -468,12 +468,12 @@ HOLD_OTHERS = (tuple, type(iter(())), enumerate, zip, map, filter, reversed)
 
 def holds_others(real) -> bool:
     """Whether what dies with `real` is not known by its type."""
-    return isinstance(real, HOLD_OTHERS) or module_name(type(real)) == "itertools"
+    return is_a(real, HOLD_OTHERS) or module_name(type(real)) == "itertools"
 
 
 def runs_code_at_death(real) -> bool:
     """Whether dropping an object may run code of the program: a suspended generator, or what takes items from one, or a `__del__`."""
-    if isinstance(real, (types.GeneratorType, types.CoroutineType)) or hasattr(type(real), "__del__"):
+    if is_a(real, (types.GeneratorType, types.CoroutineType)) or hasattr(type(real), "__del__"):
         return True
     return holds_others(real) and any(map(runs_code_at_death, gc.get_referents(real)))
 

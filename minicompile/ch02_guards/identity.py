@@ -32,15 +32,20 @@ LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "numpy", "minicompile"
 HEAP_TYPE = 1 << 9
 
 
+def is_a(thing, classes) -> bool:
+    """`isinstance` of what the program may have made: that would ask the object for its `__class__`, which may be code, and another one."""
+    return issubclass(type(thing), classes)
+
+
 def is_long_lived(thing) -> bool:
     """Whether an entry may hold `thing` directly."""
-    if isinstance(thing, (torch.dtype, torch.device, weakref.ref, type(None))):
+    if is_a(thing, (torch.dtype, torch.device, weakref.ref, type(None))):
         return True
-    if isinstance(thing, type):
+    if is_a(thing, type):
         return not thing.__flags__ & HEAP_TYPE or is_of_library(thing, *full_name(thing))
-    if isinstance(thing, types.ModuleType):
+    if is_a(thing, types.ModuleType):
         return is_of_library(thing, module_name(vars(thing)))
-    if isinstance(thing, types.BuiltinFunctionType):
+    if is_a(thing, types.BuiltinFunctionType):
         return thing.__self__ is None or isinstance(thing.__self__, (type, types.ModuleType)) \
             and is_long_lived(thing.__self__)
     return False
@@ -138,7 +143,7 @@ OWNED = (type, types.FunctionType, functools._lru_cache_wrapper, types.ModuleTyp
 
 def held(constant):
     """A constant as an entry holds it: a weak reference, or itself."""
-    if not isinstance(constant, OWNED) or isinstance(constant, types.FunctionType) and is_of_library(
+    if not is_a(constant, OWNED) or is_a(constant, types.FunctionType) and is_of_library(
             constant, module_name(constant), constant.__qualname__):
         return constant
     return weakly(constant)

@@ -395,6 +395,13 @@ class InstanceDictSource(Source):
         return self.base, "{}.__dict__"
 
 
+class HiddenDictSource(InstanceDictSource):
+    """The same of an object whose class has a `__getattribute__` that would be asked for it."""
+
+    def parts(self):
+        return self.base, "__find_plainly({}, '__dict__')"
+
+
 class ModuleAttrSource(Source):
     """What `nn.Module.__getattr__` would find; kind is `_parameters`, `_buffers` or `_modules`."""
     base: Source

@@ -52,17 +52,17 @@ import numpy
 import torch
 
 from ..ch02_guards.guards import class_lookup, slot, slot_is_empty
-from ..ch02_guards.identity import HEAP_TYPE, module_name
-from ..ch02_guards.sources import AttrSource, FieldSource, InstanceDictSource, ItemSource, SlotSource
+from ..ch02_guards.identity import HEAP_TYPE, is_a, module_name
+from ..ch02_guards.sources import AttrSource, FieldSource, ItemSource, SlotSource
 from .class_attributes import class_attribute, constant_attribute, python_module_attribute
 from .descriptors import (
-    SLOTS_ONLY, bind_attribute, guard_bare, is_library_class, is_property, no_accessor, no_attribute, own_fields, part_of_class,
-    written_in_class)
+    SLOTS_ONLY, bind_attribute, fields_at, guard_bare, is_library_class, is_property, no_accessor, no_attribute, own_fields,
+    part_of_class, written_in_class)
 from .effects import touch
 from .exceptions import UserError, user_error
 from .interpreter import unless_raised
 from .keys import entries
-from .lookup import MISSING, lookup, python_method
+from .lookup import MISSING, lookup, python_method, says_its_class
 from .tensors import tensor_attribute
 from .tracer import PYTHON, Tracer, call, guard, plain_python, unsupported
 from .values import (
@@ -104,7 +104,7 @@ GETATTR[TensorVal] = tensor_attribute
 # %%
 @GETATTR.of(ObjVal)
 def object_attribute(tx, obj, name):
-    own, fallback = python_method(obj.cls, "__getattribute__"), MISSING if isinstance(obj.real, type) else lookup(obj.cls, "__getattr__")
+    own, fallback = python_method(obj.cls, "__getattribute__"), MISSING if is_a(obj.real, type) else lookup(obj.cls, "__getattr__")
     find = functools.partial(get_plainly if fallback is MISSING else found_attribute, tx, obj, name) if own is None else \
         functools.partial(call, tx, wrap(tx, own), [obj, const(name)])
     if fallback is MISSING:
@@ -131,7 +131,7 @@ def is_found_in_c(real, name: str) -> bool:
     """Whether an object has an attribute that lies in no dictionary, as a decimal context its flags."""
     read = type(real).__getattribute__
     in_c = isinstance(read, types.WrapperDescriptorType) and read is not object.__getattribute__
-    if real is None or not in_c or isinstance(real, type | types.ModuleType):
+    if real is None or not in_c or is_a(real, (type, types.ModuleType)):
         return False
     try:
         read(real, name)
@@ -169,16 +169,16 @@ def found_attribute(tx, obj, name):
         obj.attrs[name] = found = realize(tx, found)         # what a copy took over may be waiting
         return found
     real = obj.real
-    if name == "__class__":
+    if name == "__class__" and not says_its_class(obj.cls):
         return wrap(tx, obj.cls)
-    if isinstance(real, types.ModuleType):
+    if is_a(real, types.ModuleType):
         return python_module_attribute(tx, obj, name)
-    if isinstance(real, type):
+    if is_a(real, type):
         return class_attribute(tx, obj, name)
-    if isinstance(real, (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType,
-                         types.WrapperDescriptorType, enum.Enum)):
+    if is_a(real, (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType,
+                   types.WrapperDescriptorType, enum.Enum)):
         return constant_attribute(tx, obj, name)
-    if isinstance(real, types.GenericAlias) and name in ("__name__", "__qualname__", "__module__"):
+    if is_a(real, types.GenericAlias) and name in ("__name__", "__qualname__", "__module__"):
         return get_attribute(tx, wrap(tx, real.__origin__), name)
     return instance_attribute(tx, obj, name, lookup(obj.cls, name))
 
@@ -194,9 +194,9 @@ def instance_attribute(tx, obj, name, found):
     runs = real is not None and (
         type(real).__getattribute__ is not object.__getattribute__ or lookup(obj.cls, "__getattr__") is not MISSING)
     if is_property(found):
-        return wrap(tx, getattr(real, name), at) if isinstance(real, numpy.iinfo) else bind_attribute(tx, obj, name, found)
+        return wrap(tx, getattr(real, name), at) if is_a(real, numpy.iinfo) else bind_attribute(tx, obj, name, found)
     if kind in (types.MemberDescriptorType, types.GetSetDescriptorType) and name != "__dict__":
-        if name.startswith(UNPACKED) and isinstance(real, torch.autograd.graph.Node):
+        if name.startswith(UNPACKED) and is_a(real, torch.autograd.graph.Node):
             unsupported(tx, f"reading {name} of {obj.cls.__name__}, which runs the hooks that they were saved with")
         return empty_slot(tx, obj, name) if real is None or slot_is_empty(real, name) else \
             wrap(tx, slot(real, name), part(SlotSource, obj.source, name) if runs else at)
@@ -207,7 +207,7 @@ def instance_attribute(tx, obj, name, found):
     fields = own_fields(real)
     if fields is not None and name in fields:
         runs = runs or hasattr(kind, "__get__")
-        at = at and (ItemSource(InstanceDictSource(obj.source), name) if runs else FieldSource(obj.source, name))
+        at = at and (ItemSource(fields_at(obj), name) if runs else FieldSource(obj.source, name))
         return wrap(tx, fields[name], at)
     own = python_method(obj.cls, "__getattribute__")         # which would be run once more to read it at `at`
     return shared_attribute(tx, obj, name, found, at if own is None else None)
@@ -267,7 +267,7 @@ def instance_dict(tx, obj):
         obj.fields = DictVal(owner=obj)
     elif obj.fields is None:
         met = id(own_fields(obj.real)) in tx.objects.tracked                # as a dictionary like others
-        whole = wrap(tx, own_fields(obj.real), part(InstanceDictSource, obj.source))
+        whole = wrap(tx, own_fields(obj.real), fields_at(obj))
         if type(whole) is not DictVal or met and (obj.attrs or id(whole) in tx.effects.changed):
             unsupported(tx, f"the __dict__ of {describe(obj)}, of which one was written to before the other was seen")
         obj.before = entries(tx, whole).copy()
@@ -311,7 +311,7 @@ def set_object_attribute(tx, obj, name, value):
         obj.attrs[name] = value
         tx.classes.data.add((obj.real, name))
         return touch(tx, obj)
-    if isinstance(obj.real, (types.ModuleType, types.FunctionType, type)):
+    if is_a(obj.real, (types.ModuleType, types.FunctionType, type)):
         return NotImplemented
     method, arguments = ("__delattr__", [obj, const(name)]) if value is None else ("__setattr__", [obj, const(name), value])
     hook = lookup(obj.cls, method)
@@ -371,7 +371,7 @@ def store_attribute(tx, obj, name, value):
     filled = slot and obj.real is not None and not slot_is_empty(obj.real, name)
     own = obj.attrs[name] is not DELETED if name in obj.attrs else name in real or filled
     if value is None and own and name not in obj.attrs and name in real:
-        guard(tx, part(ItemSource, part(InstanceDictSource, obj.source), name), "TYPE_MATCH", type(real[name]))
+        guard(tx, part(ItemSource, fields_at(obj), name), "TYPE_MATCH", type(real[name]))
     bare = not obj.cls.__dictoffset__ and obj.cls is not object
     if bare and found is not MISSING and not slot:
         user_error(AttributeError, f"'{obj.cls.__name__}' object attribute '{name}' is read-only", name=NONE)

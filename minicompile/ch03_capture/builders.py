@@ -37,7 +37,7 @@ from typing import Callable
 import numpy
 import torch
 
-from ..ch02_guards.identity import module_name
+from ..ch02_guards.identity import is_a, module_name
 from ..ch02_guards.sources import (
     AttrSource, BaseItemSource, CallSource, DictGetSource, InstanceDictSource, ItemSource, ListItemSource, ModuleAttrSource, NthSource,
     Source, TupleItemSource)
@@ -280,7 +280,7 @@ def as_python(tx: Tracer, value: AbstractValue, instead=lambda value: None):
     if kind is ObjVal and value.real is not None and not value.attrs:
         if module_name(type(value.real)) == "typing" and value.source is not None:
             guard(tx, value.source, "ID_MATCH", value.real)
-        if isinstance(value.real, GIVEN_AS_THEY_ARE) or module_name(type(value.real)) == "typing":
+        if is_a(value.real, GIVEN_AS_THEY_ARE) or module_name(type(value.real)) == "typing":
             return value.real
     raise NotConstant
 

@@ -32,15 +32,15 @@ from ..ch01_graphs.generators import set_states, states_of
 from ..ch01_graphs.graph import Location, graph_module
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet, class_lookup
-from ..ch02_guards.identity import HEAP_TYPE, any_of, held
-from ..ch02_guards.sources import ClosureCellSource, GlobalsSource, InstanceDictSource, LocalSource, ModuleAttrSource
+from ..ch02_guards.identity import HEAP_TYPE, any_of, held, is_a
+from ..ch02_guards.sources import ClosureCellSource, GlobalsSource, LocalSource, ModuleAttrSource
 from ..ch02_guards.torch_guards import replaced_methods
 from ..errors import SkipFrame, Unsupported, marked
 from . import opcodes, opcodes_calls  # noqa: F401 (they fill tables)
 from .binding import SUSPENDS
 from .calls import HANDLED
 from .comparisons import BRANCH_ON_VALUES
-from .descriptors import DECISIVE, ORIGINAL_METHODS, own_fields
+from .descriptors import DECISIVE, ORIGINAL_METHODS, fields_at, own_fields
 from .effects import written_storages
 from .epilogue import AHEAD, Epilogue, expression, output_text, pool, refuse_to_leave, write_effects
 from .exceptions import UserError
@@ -444,13 +444,13 @@ def guard_dicts(tx, found: dict):
             raise SkipFrame("an object and its __dict__, and one of them is written to")
         others = tuple(d.source for d in dicts.values() if type(d.source) is LocalSource and (written or id(d) in tx.effects.changed))
         if others and obj.fields is None:
-            tx.guards.add(InstanceDictSource(obj.source), "NOT_ALIASED", others)
+            tx.guards.add(fields_at(obj), "NOT_ALIASED", others)
 
 
 def guard_namespaces(tx, found: dict):
     """The variables of a Python module are a dictionary, too. A program that has it, as `globals()` behind a graph break or as an
     argument, and writes to it or to the variables, has two values for one thing."""
-    met = (v.real for v in tx.objects.tracked.values() if type(v) is ObjVal and isinstance(v.real, types.ModuleType))
+    met = (v.real for v in tx.objects.tracked.values() if type(v) is ObjVal and is_a(v.real, types.ModuleType))
     spaces = {id(tx.globals.root), *tx.globals.sources, *(id(vars(module)) for module in met)}
     for d in found.get(dict, ()):
         if type(d) is not DictVal or id(d) not in tx.effects.changed and not tx.globals.written:

@@ -42,7 +42,7 @@ import sys
 import types
 
 from ..ch02_guards.identity import HEAP_TYPE, module_name
-from ..ch02_guards.sources import ClassAttrSource, ConstantSource, InstanceDictSource, ItemSource
+from ..ch02_guards.sources import ClassAttrSource, ConstantSource, HiddenDictSource, InstanceDictSource, ItemSource, Source
 from .effects import changed
 from .exceptions import user_error
 from .lookup import MISSING, lookup, python_method
@@ -192,10 +192,16 @@ def own_fields(real) -> dict | None:
         return None
 
 
+def fields_at(obj) -> Source | None:
+    """Where an entry finds `own_fields(obj.real)`."""
+    hidden = type(type(obj.real).__getattribute__) is types.FunctionType
+    return part(HiddenDictSource if hidden else InstanceDictSource, obj.source)
+
+
 def guard_bare(tx, obj, name):
     """The object has no attribute `name` of its own, in front of what its class has, unless the trace has deleted it."""
     if own_fields(obj.real) is not None and name not in obj.attrs:
-        guard(tx, part(InstanceDictSource, obj.source), "NO_KEY", name)
+        guard(tx, fields_at(obj), "NO_KEY", name)
 
 
 # %% [markdown]

@@ -48,6 +48,11 @@ def python_method(cls: type, name: str):
     return found if isinstance(found, types.FunctionType) else None
 
 
+def says_its_class(cls: type) -> bool:
+    """Whether the `__class__` of an object of this class is what a property, or another thing in the class, makes of it."""
+    return class_lookup(cls, "__class__") is not vars(object)["__class__"]
+
+
 def class_in_c(cls: type) -> type:
     """The class written in C that a class of the program is derived from, or the class itself."""
     return next(base for base in cls.__mro__ if not base.__flags__ & HEAP_TYPE)

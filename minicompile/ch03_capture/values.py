@@ -43,6 +43,7 @@ from typing import Any, Callable
 import numpy
 import torch
 
+from ..ch02_guards.identity import is_a
 from ..ch02_guards.sources import Source, readable
 from ..tables import Table  # noqa: F401 (of handlers by kind of value)
 
@@ -534,12 +535,12 @@ CONSTANT_TYPES = frozenset(LITERALS + (
 
 
 def is_class(value) -> bool:
-    return type(value) is ObjVal and isinstance(value.real, type)
+    return type(value) is ObjVal and is_a(value.real, type)
 
 
 def own_name_of(real) -> str | None:
     """How a function, a class or a module is called, without asking a `__getattr__` of the program."""
-    find = (type if isinstance(real, type) else object).__getattribute__
+    find = (type if is_a(real, type) else object).__getattribute__
     for attribute in ("__qualname__", "__name__"):
         try:
             found = find(real, attribute)

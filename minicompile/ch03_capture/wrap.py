@@ -27,6 +27,8 @@ import numpy
 import torch
 
 from ..ch01_graphs.shapes import is_symbolic
+from ..ch02_guards.guards import class_lookup
+from ..ch02_guards.identity import is_a
 from ..ch02_guards.sources import (
     AttrSource, CallSource, ConstantSource, Source)
 from .inputs import varies, wrap_dynamic_number, wrap_tensor
@@ -83,7 +85,7 @@ def wrap(tx: Tracer, real, source: Source | None = None) -> AbstractValue:
 
 def refuse_own_equality(tx: Tracer, real, kind: type):
     """Classes are keys in tables of the trace. A metaclass with an `__eq__` makes them unhashable, or two of them one key."""
-    for metaclass in (type(kind), kind, real) if type in kind.__mro__ else (type(kind),):
+    for metaclass in (type(kind), kind, real) if issubclass(kind, type) else (type(kind),):
         if issubclass(metaclass, type) and (metaclass.__hash__ is not type.__hash__ or metaclass.__eq__ is not type.__eq__):
             unsupported(tx, "a metaclass that says which classes are equal")
 
@@ -125,7 +127,7 @@ def is_made_per_call(function) -> bool:
 def is_fixed(real) -> bool:
     """Whether an object is guarded by its identity."""
     made = type(real) is types.FunctionType and is_made_per_call(real)
-    return isinstance(real, (*BY_IDENTITY, enum.Enum)) and not made
+    return is_a(real, (*BY_IDENTITY, enum.Enum)) and not made
 
 
 def part(step, source: Source | None, *args) -> Source | None:
@@ -220,19 +222,21 @@ def build(tx, real, kind, source) -> AbstractValue:
         unsupported(tx, "the lines that linecache keeps, to which compiling adds some")
     if issubclass(kind, super):
         unsupported(tx, "a super object, whose attributes are not those of its class")
-    if isinstance(real, torch.Tensor):
+    if is_a(real, torch.Tensor):
         return wrap_tensor(tx, real, source)
     if kind in (types.BuiltinFunctionType, types.MethodWrapperType) and is_bound(real):
         guard(tx, source, "TYPE_MATCH", kind)
         guard(tx, part(AttrSource, source, "__name__"), "CONSTANT_MATCH", real.__name__)
         return MethodName(self=wrap(tx, real.__self__, part(AttrSource, source, "__self__")),
                           name=real.__name__, source=source)
-    if isinstance(real, (*BY_IDENTITY, enum.Enum)):
+    if is_a(real, (*BY_IDENTITY, enum.Enum)):
         guard_identity(tx, real, source)
     else:
         builder = next((BUILDERS[c] for c in kind.__mro__ if c in BUILDERS), None)
         value = builder(tx, real, kind, source) if builder is not None else None
         if value is not None:
             return value
+        if type(class_lookup(kind, "__dict__")) not in (types.GetSetDescriptorType, types.MemberDescriptorType, object):
+            unsupported(tx, f"a {kind.__qualname__} object, whose class has a __dict__ of its own")
         guard(tx, source, "TYPE_MATCH", kind)
     return ObjVal(real=real, cls=kind, source=source)

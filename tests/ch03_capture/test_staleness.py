@@ -8,6 +8,7 @@ import functools
 import numbers
 import operator
 import types
+import unittest.mock
 
 import pytest
 import torch
@@ -1158,3 +1159,64 @@ def test_empty_cell():
         for value in (None, 2, None, 3.5):
             same(compiled(x, made(value)), f(x, made(value)))
     assert backend.graphs
+
+
+def test_class_given_out():
+    """The `__class__` of an object may be code of the program, which runs as often as in eager, and may give another answer each time."""
+    asked, x = [], torch.ones(3)
+
+    class Poses:
+        factor = 2.0
+
+        def __init__(self, kind):
+            self.kind, self.factor = kind, 3.0
+
+        @property
+        def __class__(self):
+            asked.append("class")
+            return self.kind
+
+    class Hides:
+        factor = 2.0
+
+        def __init__(self, kind):
+            self.kind, self.factor = kind, 3.0
+
+        def __getattribute__(self, name):
+            asked.append(name)
+            return {"factor": 4.0} if name == "__dict__" else object.__getattribute__(self, name)
+
+    class Shows:
+        def __init__(self, kind):
+            self.factor = 3.0
+
+        @property
+        def __dict__(self):
+            return {"factor": 4.0}
+
+    def reads(x, s):
+        return x * s.factor, s
+
+    def asks(x, s):
+        number = isinstance(s, (int, str))
+        return (x + 1 if number else x - 1), s.__class__.__name__, type(s).__name__, isinstance(s, type(s))
+
+    def matches(x, s):
+        match s:
+            case int():
+                return x + 1
+            case torch.nn.Module():
+                return x + 2
+        return x * s.factor
+
+    for f in (reads, asks, matches):
+        for made in (Poses, Hides, Shows, lambda kind: unittest.mock.MagicMock(spec=kind, factor=2)):
+            compiled = minicompile.compile(f, backend="eager")
+            for kind in (int, str, int, torch.nn.Module, type):
+                s = made(kind)
+                asked.clear()
+                expected, times = f(x, s), list(asked)
+                asked.clear()
+                result, times_compiled = compiled(x, s), list(asked)
+                same(result, expected)
+                assert [name for name in times_compiled if name != "__dict__"] == times, f

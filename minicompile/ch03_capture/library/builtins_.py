@@ -21,7 +21,7 @@ import types
 
 import torch
 
-from ...ch02_guards.identity import is_long_lived, module_name
+from ...ch02_guards.identity import is_a, is_long_lived, module_name
 from ...errors import SkipFrame, Unsupported
 from ..attributes import get_attribute, has_attribute, set_attribute
 from ..builders import as_python, hung_on
@@ -33,7 +33,7 @@ from ..exceptions import user_error, user_errors
 from ..interpreter import is_empty, read_cell, read_local, unless_raised
 from ..iterate import Later, iterate, length, natively, next_value, rest_of, unpack, values_of
 from ..keys import guard_keys
-from ..lookup import MISSING, is_plain_tuple, lookup, python_method
+from ..lookup import MISSING, is_plain_tuple, lookup, python_method, says_its_class
 from ..operations import binary, fold, later, printed
 from ..protocol import METHODS, method, special
 from ..tracer import answer, bases, call, location, plain_python, unsupported
@@ -172,7 +172,7 @@ def as_constant(tx, value):
 
 def is_named(value) -> bool:
     """Whether it is a class or a Python module, whose text is made of its name."""
-    return isinstance(getattr(value, "real", None), (type, types.ModuleType))
+    return is_a(getattr(value, "real", None), (type, types.ModuleType))
 
 
 def printable(tx, value, inside=False):
@@ -431,6 +431,7 @@ HANDLED.update({
 #
 # `isinstance` asks about classes, which are known for every value, and guards the bases of the program's. A class may answer by
 # itself, by a metaclass with an `__instancecheck__` (for `issubclass`, a `__subclasscheck__`), which is traced if it is the program's.
+# And an object may give out another class than its own as its `__class__`, by a property: a mock does, to pass for what it stands for.
 
 # %%
 @handles(isinstance)
@@ -441,13 +442,17 @@ def is_instance(tx, value, classes):
     own, real = own_check(classes, "__instancecheck__"), getattr(value, "real", None)
     if own and value.cls is not classes:
         return boolean(truth(tx, call(tx, wrap(tx, own), [wrap(tx, classes), value])))
+    given = class_given_out(tx, value, classes)
     try:
-        if getattr(classes, "_is_protocol", False):
+        if is_protocol := getattr(classes, "_is_protocol", False):
             for name in {name for base in classes.__mro__ for name in vars(base)}:
                 lookup(value.cls, name)
-        elif asks(classes) and value.cls not in tx.classes.made:
-            answer(tx, issubclass, value.cls, classes)
-        bases(tx, value.cls)
+        for cls in (value.cls,) if given is None else (value.cls, given):
+            if asks(classes) and not is_protocol and cls not in tx.classes.made:
+                answer(tx, issubclass, cls, classes)
+            bases(tx, cls)
+        if given is not None:
+            return boolean(issubclass(value.cls, classes) or issubclass(given, classes))
         if type(value) in (TensorVal, ObjVal) and real is not None:
             return boolean(isinstance(real, classes))
         return boolean(issubclass(value.cls, classes))
@@ -455,6 +460,15 @@ def is_instance(tx, value, classes):
         raise
     except Exception:
         unsupported(tx, "isinstance() with a second argument that does not tell")
+
+
+def class_given_out(tx, value, classes):
+    """The `__class__` for which `isinstance` asks if the type is not derived from `classes`; None if nothing but the type counts."""
+    cls = value.cls
+    if type(classes) is type and issubclass(cls, classes) or not (says_its_class(cls) or python_method(cls, "__getattribute__")):
+        return None
+    found = unless_raised(AttributeError, lambda: get_attribute(tx, value, "__class__"))
+    return found.real if found is not None and is_class(found) else cls
 
 
 def own_check(cls, name: str):

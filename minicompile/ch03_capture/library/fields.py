@@ -28,7 +28,7 @@ from ..descriptors import bind_attribute, bind_to_class, no_attribute
 from ..effects import changed
 from ..exceptions import user_error
 from ..interpreter import is_empty
-from ..lookup import MISSING, class_in_c, lookup, python_method
+from ..lookup import MISSING, class_in_c, lookup, python_method, says_its_class
 from ..operations import scalar_of
 from ..tracer import bases, guard, unsupported
 from ..values import (
@@ -97,6 +97,8 @@ def plain_attribute(tx, value, name):
     if (type(value), name) in FIELDS:
         return FIELDS[type(value), name](value)
     if name == "__class__":
+        if says_its_class(cls):
+            unsupported(tx, f"the __class__ that {describe(value)} says it is of")
         return wrap(tx, cls)
     if name == "maxlen" and type(value) is ListVal and isinstance(value.items, collections.deque):
         return const(value.items.maxlen)

@@ -18,6 +18,7 @@ import numpy
 import torch
 
 from ...ch02_guards.guards import same_constant
+from ...ch02_guards.identity import is_a
 from ...ch02_guards.sources import CallSource
 from ..attributes import store_in_dict
 from ..builders import as_python
@@ -182,7 +183,7 @@ def item_of_object(tx, self, key):
     inner = as_dict(tx, self, "__getitem__")
     if inner is not self and python_method(self.cls, "__missing__") and not contains(tx, inner, key):
         return special(tx, self, "__missing__", key)
-    if isinstance(self.real, type) and not python_method(self.cls, "__getitem__"):
+    if is_a(self.real, type) and not python_method(self.cls, "__getitem__"):
         own = getattr(lookup(self.real, "__class_getitem__"), "__func__", None)
         return call(tx, wrap(tx, own), [self, key]) if type(own) is types.FunctionType and own.__module__ != "typing" else NotImplemented
     if self.cls is numpy.ndarray and not written_storages(tx):               # which may be its memory, seen as a tensor

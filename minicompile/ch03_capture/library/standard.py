@@ -37,7 +37,7 @@ import weakref
 import torch
 
 from ...ch01_graphs.fake import storage_key
-from ...ch02_guards.identity import HEAP_TYPE
+from ...ch02_guards.identity import HEAP_TYPE, is_a
 from ...ch02_guards.sources import AttrSource, CallSource
 from ...errors import Unsupported, interrupts, marked
 from ..attributes import get_attribute, set_attribute
@@ -384,7 +384,7 @@ def reduce_object(tx, self, protocol=NONE):
     in_c = not namespace and any(
         base is not object and not base.__flags__ & HEAP_TYPE or {"__getnewargs__", "__getnewargs_ex__"} & set(vars(base))
         for base in self.cls.__mro__)
-    if type(self) is not ObjVal or isinstance(self.real, (type, types.ModuleType)) or in_c or issubclass(self.cls, torch.nn.Module):
+    if type(self) is not ObjVal or is_a(self.real, (type, types.ModuleType)) or in_c or issubclass(self.cls, torch.nn.Module):
         unsupported(tx, f"a copy of {describe(self)}")
     state = call(tx, get_attribute(tx, self, "__getstate__"), [])
     return taken_apart(tx, *((self.cls, []) if namespace else (copyreg.__newobj__, [wrap(tx, self.cls)])),
@@ -518,7 +518,7 @@ def weak_proxy(tx, referent, callback=None):
 
 @method(ObjVal, "get")
 def context_variable_get(tx, self, default=None):
-    if not isinstance(self.real, contextvars.ContextVar):
+    if not is_a(self.real, contextvars.ContextVar):
         raise NotConstant
     source = self.source or constant_source(tx, self.real)
     now, at = self.real.get(MISSING), CallSource(source, "get", (constant_source(tx, MISSING),))
