@@ -11,10 +11,12 @@ import dataclasses
 import dis
 import enum
 import functools
+import gc
 import math
 import sys
 import types
 import warnings
+import weakref
 
 import numpy
 import pytest
@@ -3412,6 +3414,40 @@ def cached_method_keeps_its_first_answer():
             self.n.add_(1)
             return y
     return M(), (rand(3),)
+
+
+def test_a_cached_method_keeps_no_object_and_is_called_in_the_mode_of_the_program():
+    class Holder:
+        n = 2.0
+
+        @functools.lru_cache
+        def number(self, k, more=0):
+            return self.n * k + more
+
+        @functools.lru_cache
+        def tensor(self, k):
+            return torch.ones(3, requires_grad=True) * k * self.n
+
+    def f(x, holder):
+        with torch.no_grad():
+            quiet = holder.tensor(2)
+        return x * quiet, quiet.requires_grad, holder.tensor(3) * holder.number(2) * holder.number(2, more=1)
+
+    x, holder = torch.ones(3), Holder()
+    compiled = minicompile.compile(f, backend="eager", fullgraph=True)
+    for _ in range(3):
+        expected = f(x, holder)
+        Holder.tensor.cache_clear()
+        result = compiled(x, holder)
+        Holder.tensor.cache_clear()
+        Holder.number.cache_clear()
+        assert [t.requires_grad for t in (*result[::2], *expected[::2])] == [False, True] * 2
+        check_same(result[1:2], expected[1:2])
+        assert torch.equal(result[2], expected[2])
+    gone = weakref.ref(holder)
+    del holder
+    gc.collect()
+    assert gone() is None
 
 
 def test_caches_change_between_calls():

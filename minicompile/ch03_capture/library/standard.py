@@ -37,7 +37,7 @@ import weakref
 import torch
 
 from ...ch01_graphs.fake import storage_key
-from ...ch02_guards.identity import HEAP_TYPE, is_a
+from ...ch02_guards.identity import HEAP_TYPE, is_a, weakly
 from ...ch02_guards.sources import AttrSource, CallSource
 from ...errors import Unsupported, interrupts, marked
 from ..attributes import get_attribute, set_attribute
@@ -96,9 +96,9 @@ HANDLED[iter] = lambda tx, value, sentinel=None: iterate(tx, value) if sentinel 
 # %% [markdown]
 # What a function with an `lru_cache` does, it does once for the same arguments. So with arguments that the entry can find it is called now:
 # the program would only find the answer. A constant is a constant of the trace, and a tensor or a list is read from the cache again in each
-# call, since the program may write to it. A number that varies is one of these arguments, too (`call_at`), and then the function may find
-# nothing in its cache, so it is called in the grad mode that the program is in. But of what is a number itself, the trace knows more if the
-# function is inlined.
+# call, since the program may write to it. Then the function may find nothing there, so it is called in the grad mode of the program. An
+# object among the arguments, as `self`, is read where the program has it, so that no entry keeps it. A number that varies is one of
+# these arguments, too (`call_at`). But of what is a number itself, the trace knows more if the function is inlined.
 #
 # After a write of the trace or under autocast the function might see what it should not, and what the trace has made cannot be an argument
 # before the graph runs. Then the function is inlined, and has to give a number or a constant. Only where an argument is a new tensor, which
@@ -113,11 +113,11 @@ def call_cached(tx, function, args, kwargs):
     arguments, is_early = [*args, *kwargs.values()], not tx.effects.changed
     if function.real.cache_parameters()["maxsize"] == 0:
         return call(tx, wrap(tx, function.real.__wrapped__), args, kwargs)
-    if is_early and all(map(is_known, arguments)):
-        return call_known(tx, function, args, kwargs)
-    for value in arguments:
-        refuse_unhashable(value)
-    if is_early and not tx.contexts and (found := found_again(tx, function, args, kwargs)) is not None:
+    known = is_early and all(map(is_known, arguments))
+    if not known:
+        for value in arguments:
+            refuse_unhashable(value)
+    if (known or is_early and not tx.contexts) and (found := found_again(tx, function, args, kwargs, known)) is not None:
         return found
     result = inline_cached(tx, function, args, kwargs)
     if not is_numbers_only(result) and not any(type(v) is TensorVal and v.source is None for v in arguments):
@@ -125,26 +125,22 @@ def call_cached(tx, function, args, kwargs):
     return result
 
 
-def call_known(tx, function, args, kwargs):
-    again = functools.partial(function.real, *map(known_object, args), **{k: known_object(v) for k, v in kwargs.items()})
-    result = call_now(tx, function, again)
-    for value in (*args, *kwargs.values()):
-        if type(value) is ObjVal:
-            guard(tx, value.source, "ID_MATCH", value.real)
-    if type(result) in CONSTANT_TYPES:       # somebody may clear the cache
-        question = (again, ()) if kwargs else (again.func, again.args)
-        tx.guards.add(None, "ANSWER", (*question, result), location(tx))
-        return const(result)
-    return wrap(tx, result, CallSource(constant_source(tx, again), "__call__"))
-
-
-def found_again(tx, function, args, kwargs):
-    """What the entry will find by calling the function; None if it cannot call it, or that is made of numbers that vary."""
+def found_again(tx, function, args, kwargs, known: bool):
+    """What the entry will find by calling the function; None if it cannot call it, or that is made of numbers that vary. known: the
+    arguments are constants and objects, of which others are another version, so a constant that comes of them is one of the trace."""
     try:
         source, given, named = call_at(tx, calling_in_mode, [boolean(torch.is_grad_enabled()), function, *args], kwargs, place_of)
     except NotConstant:
         return None
     result = call_now(tx, function, functools.partial(calling_in_mode, *given, **named))
+    if known:
+        for value in (*args, *kwargs.values()):
+            if type(value) is ObjVal:
+                guard(tx, value.source, "ID_MATCH", value.real)
+        if type(result) in CONSTANT_TYPES and not kwargs:           # somebody may clear the cache
+            asked = (weakly(v) if type(a) is ObjVal and a.source is not None else v for a, v in zip(args, given[2:]))
+            tx.guards.add(None, "ANSWER", (function.real, tuple(asked), result), location(tx))
+            return const(result)
     if id(result) not in tx.objects.tracked and any(value.source == source for value in tx.objects.tracked.values()):
         unsupported(tx, f"another result of {describe(function)}, whose cache has forgotten the first")
     is_made_of_numbers = is_constant(result) and any(map(varies_in, (*args, *kwargs.values())))
@@ -203,10 +199,6 @@ def is_numbers_only(value) -> bool:
 
 def is_known(value) -> bool:
     return type(value) is Const or type(value) is ObjVal and value.real is not None and not value.attrs
-
-
-def known_object(value):
-    return value.value if type(value) is Const else value.real
 
 
 @handles(functools.lru_cache)
