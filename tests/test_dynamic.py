@@ -12,6 +12,7 @@ import sys
 import warnings
 import weakref
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -1123,3 +1124,18 @@ def test_a_view_across_a_size_of_one_is_refused_for_all_sizes(backend):
         with pytest.raises(RuntimeError, match="view size is not compatible"):
             compiled(torch.ones(3, n).t())
         assert torch.equal(compiled(torch.ones(n, 3)), torch.full((n, 3), 2.0))
+
+
+@pytest.mark.parametrize("f", [
+    lambda n: max(n, n + 1, "a"), lambda n: min(n * 0.5, None), lambda n: sorted([n, 1j]), lambda n: n < "a", lambda n: n >= torch.float32,
+    lambda n: (n, 1) < (n, "a"), lambda n: int(n, 10), lambda n: numpy.float64(n) < "a",
+])
+def test_a_size_that_cannot_be_compared_is_an_int_in_the_words_of_the_error(f):
+    def refused(x):
+        try:
+            return f(x.shape[0])
+        except TypeError as error:
+            return x + 1, type(error), str(error)
+    compiled = minicompile.compile(refused, backend="eager")
+    for n in (3, 4, 5):
+        assert str(compiled(torch.ones(n))) == str(refused(torch.ones(n)))

@@ -27,7 +27,7 @@ import torch
 from .attributes import get_attribute
 from .builders import as_python, contents_of
 from .constants import as_item
-from .exceptions import INTERPRETING, user_error, user_errors
+from .exceptions import INTERPRETING, user_errors
 from .iterate import length, unpack
 from .keys import entries, key_in, objects_in_key
 from .lookup import MISSING, captures, lookup
@@ -443,8 +443,10 @@ def compare_plain(tx, symbol, function, a, b):
     try:
         answer = function(*(v.sym if type(v) is SymVal else v.value for v in (a, b)))
         return const(numpy.bool_(bool(answer))) if a.cls in NUMPY_SCALARS or b.cls in NUMPY_SCALARS else boolean(answer)
-    except TypeError as error:
-        user_error(TypeError, str(error))
+    except TypeError:                                        # whose words name the class of the symbol
+        with user_errors():
+            function(*(v.cls(1) if type(v) is SymVal else v.value for v in (a, b)))
+        raise
 
 
 def in_floats(value) -> bool:

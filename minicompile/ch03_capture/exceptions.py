@@ -46,5 +46,7 @@ class user_errors:
     def __exit__(self, kind, error, trace):
         if isinstance(error, Exception) and not isinstance(error, (Unsupported, UserError, NotConstant, StrictError)) and \
                 not any(frame.f_code in INTERPRETING for frame, _ in traceback.walk_tb(trace)):
-            fields = {name: const(v) for name, v in vars(error).items() if type(v) in LITERALS}      # such as `pos` of a `re.error`
+            if any(type(v) not in LITERALS for v in vars(error).values()):          # as the function of NumPy that has no loop for a text
+                raise Unsupported(f"{kind.__name__}, which holds objects") from None
+            fields = {name: const(v) for name, v in vars(error).items()}            # such as `pos` of a `re.error`
             raise UserError(ExcVal(cls=type(error), args=[const(a) for a in error.args], attrs=fields))

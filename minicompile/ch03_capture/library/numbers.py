@@ -39,9 +39,11 @@ def conversion(kind, of_symbol, *methods):
         if type(value) is TensorVal:
             number = None if base else number_left_open(tx, value, kind.__name__)
             return number or unsupported(tx, f"{kind.__name__}() of a tensor")
+        if base:                                     # only texts have one
+            return fold(tx, kind, [value, *base])
         if type(value) is SymVal:
             return scalar_of(value, None) if value.number is kind else of_symbol(tx, value)
-        return own_conversion(tx, value, *methods) or fold(tx, kind, [value, *base])
+        return own_conversion(tx, value, *methods) or fold(tx, kind, [value])
     return handler
 
 
