@@ -30,6 +30,7 @@ import torch.utils.checkpoint
 from torch.utils._device import DeviceContext
 
 from . import advice, ch12_training, logs, marks, topics  # noqa: F401 (chapter 12 fills tables of chapter 3, topics one of logs)
+from .ch01_graphs.floats import numpy_warnings
 from .ch02_guards import cache as entries, codegen
 from .ch02_guards.guards import GuardSet
 from .ch02_guards.identity import strongly
@@ -336,7 +337,8 @@ def new_entry(state: FrameState, function, args):
     asked for strictly raises."""
     fullgraph = state.context.fullgraph
     try:
-        why = explain_miss(state, function, args) if state.cache.entries or state.cache.gone else None
+        with numpy_warnings("ignore"):
+            why = explain_miss(state, function, args) if state.cache.entries or state.cache.gone else None
         if current.name == "fail_on_recompile":
             raise RecompileError(f"{name_of_code(state.code)} would be compiled{f' again: {why}' if why else ''}. "
                                  "Set the stance to 'default' to allow it.")

@@ -50,6 +50,7 @@ from collections import Counter
 import torch
 
 from . import logs
+from .ch01_graphs.floats import numpy_warnings
 from .ch02_guards import cache as entries, codegen
 from .ch02_guards.identity import full_name, strongly, weakly
 from .ch02_guards.sources import ComputedSource
@@ -135,7 +136,8 @@ def is_alike(state: FrameState, entry, function, args) -> bool:
     """Whether the entry was made for the pattern of this call."""
     namespace = codegen.call_namespace(state.code, function, args, entry.constants)
     failing = codegen.failing_guards(entry.guards, state.code, function, args, entry.constants)
-    return not any(differs_in_kind(guard, namespace) for guard, _ in failing)
+    with numpy_warnings("ignore"):
+        return not any(differs_in_kind(guard, namespace) for guard, _ in failing)
 
 
 def differs_in_kind(guard, namespace: dict) -> bool:

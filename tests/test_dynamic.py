@@ -1139,3 +1139,19 @@ def test_a_size_that_cannot_be_compared_is_an_int_in_the_words_of_the_error(f):
     compiled = minicompile.compile(refused, backend="eager")
     for n in (3, 4, 5):
         assert str(compiled(torch.ones(n))) == str(refused(torch.ones(n)))
+
+
+@pytest.mark.parametrize("f", [
+    lambda x, t: x * numpy.sqrt(t), lambda x, t: x * (numpy.float64(t) / 0), lambda x, t: x * numpy.log(numpy.float32(t) * 0),
+    lambda x, t: x * numpy.sqrt(t) if numpy.log(t) > 0 else x - 1,
+])
+def test_numpy_warns_of_a_number_as_often_as_in_eager(f):
+    def counts(called):
+        found = []
+        for t in (-1.0, -1.0, -2.0, -3.0, 4.0, -5.0):
+            with warnings.catch_warnings(record=True) as given:
+                warnings.simplefilter("always")
+                called(torch.ones(2), t)
+            found.append(sorted(str(w.message) for w in given))
+        return found
+    assert counts(minicompile.compile(f, backend="eager")) == counts(f)

@@ -23,6 +23,8 @@ import operator
 from dataclasses import dataclass
 from typing import Callable
 
+import numpy
+
 from .symbolic import Expr, count_atoms, evaluate, symbols, to_text
 
 
@@ -69,6 +71,11 @@ MATH["pow"] = "math.pow"                                    # not the operator: 
 def float32(x: float) -> float:
     """The float32 nearest to `x`."""
     return ctypes.c_float(x).value
+
+
+def numpy_warnings(instead: str):
+    """A context in which NumPy does this, "ignore" or "raise", where the program lets it warn, as of a division by zero."""
+    return numpy.errstate(**{kind: instead for kind, how in numpy.geterr().items() if how == "warn"})
 
 
 OPERATIONS.update({op: getattr(math, name) for name, op in MATH.items() if hasattr(math, name)}, float=float, float32=float32, round=round)

@@ -559,7 +559,8 @@ def read_source(source, code, function, args, constants):
 
 def failing_guard(guards, code, function, args, constants=()):
     """(guard, explanation) of the first guard that does not hold for this call, or None."""
-    return next(failing_guards(guards, code, function, args, constants), None)
+    with floats.numpy_warnings("ignore"):            # the call itself will warn
+        return next(failing_guards(guards, code, function, args, constants), None)
 
 
 def failing_guards(guards, code, function, args, constants):

@@ -37,10 +37,10 @@ import weakref
 
 import numpy
 
-from ..ch01_graphs.floats import OPERATIONS
+from ..ch01_graphs.floats import OPERATIONS, numpy_warnings
 from ..ch01_graphs.shapes import float_function
 from .builders import as_python
-from .exceptions import user_errors
+from .exceptions import UserError, user_errors
 from .lookup import MISSING, lookup, python_method
 from .protocol import METHODS, as_dict, special
 from .tensors import emit, to_arg, wrap_result
@@ -75,8 +75,14 @@ def fold(tx: Tracer, function, args, kwargs=None, reason: str | None = None) -> 
             raise
         unsupported(tx, reason)
     decimals = function is decimal.Decimal or decimal.Decimal in map(type, python_args)
-    with user_errors(), noted_signals(tx) if decimals else contextlib.nullcontext():
-        result = function(*python_args, **python_kwargs)
+    scalars = any(isinstance(a, numpy.generic) for a in python_args)
+    try:
+        with user_errors(), noted_signals(tx) if decimals else numpy_warnings("raise") if scalars else contextlib.nullcontext():
+            result = function(*python_args, **python_kwargs)
+    except UserError as error:
+        if not scalars or error.exc.cls is not FloatingPointError:
+            raise
+        unsupported(tx, "arithmetic of which NumPy warns")
     return wrap_constant(tx, result)
 
 

@@ -12,7 +12,7 @@ import math
 import numpy
 import torch
 
-from ..ch01_graphs.floats import free_names
+from ..ch01_graphs.floats import free_names, numpy_warnings
 from ..ch01_graphs.shapes import expr_of
 from ..ch02_guards.sources import CallSource, ComputedSource, Source, VaryingItemSource
 from .inputs import TENSOR_TYPES, wrap_dynamic_number
@@ -88,7 +88,8 @@ def application(tx: Tracer, function, args, named: dict) -> tuple:
     arguments that have no text."""
     at, given, by_name = call_at(tx, function, args, named)
     try:
-        return at, function(*given, **by_name)
+        with numpy_warnings("ignore"):               # of which the entry warns
+            return at, function(*given, **by_name)
     except REFUSALS_OF_VALUES as error:
         raise NotConstant from error
 

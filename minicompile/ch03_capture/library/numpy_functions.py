@@ -1,15 +1,16 @@
 # %% [markdown]
 # # NumPy
 #
-# A call of NumPy is made at compile time if its arguments are constants and it gives a number. Of numbers that vary it is made by the
-# entry (`computed`), but for what is arithmetic: a square root, which is rounded correctly by NumPy as by Python, and the product of sizes,
-# which a view has to know. Of a tensor NumPy asks what the tensor knows of its shape. Any other call breaks the graph.
+# A call of NumPy is made at compile time if its arguments are constants and it gives a number without a warning. Of numbers that vary it is
+# made by the entry (`computed`), but for what is arithmetic: a square root, which is rounded correctly by NumPy as by Python, and the
+# product of sizes, which a view has to know. Of a tensor NumPy asks what the tensor knows of its shape. Any other call breaks the graph.
 
 # %%
 import functools
 
 import numpy
 
+from ...ch01_graphs.floats import numpy_warnings
 from ..builders import as_python
 from ..keys import entries
 from ..operations import binary, emit_float, scalar_of
@@ -29,8 +30,9 @@ def call_numpy(tx, function, args, kwargs) -> AbstractValue:
         return known
     try:
         python = [as_python(tx, a) for a in args], {k: as_python(tx, v) for k, v in kwargs.items()}
-        result = function(*python[0], **python[1])
-    except Exception:                            # raise it, or call it, at run time
+        with numpy_warnings("raise"):
+            result = function(*python[0], **python[1])
+    except Exception:                            # raise it, warn, or call it, at run time
         result = None
     if not isinstance(result, (numpy.generic, int, float, numpy.dtype)):
         unsupported(tx, f"a call of NumPy's {getattr(function, '__name__', function)}")
