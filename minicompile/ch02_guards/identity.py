@@ -61,7 +61,7 @@ def module_name(thing) -> str:
     if type(thing) is dict:
         name = thing.get("__name__")
     else:
-        name = getattr(thing, "__module__", None) if not isinstance(thing, type) else \
+        name = getattr(thing, "__module__", None) if not is_a(thing, type) else \
             vars(thing).get("__module__") if thing.__flags__ & HEAP_TYPE else thing.__module__
     return name if isinstance(name, str) else ""
 

@@ -20,7 +20,7 @@ import torch
 
 from .. import marks
 from ..ch01_graphs.floats import MATH
-from ..ch02_guards.identity import HEAP_TYPE, module_name
+from ..ch02_guards.identity import HEAP_TYPE, is_a, module_name
 from ..ch02_guards.sources import AttrSource, CallSource, ItemSource
 from ..errors import SkipFrame
 from .attributes import get_attribute, get_plainly, store_attribute
@@ -98,12 +98,12 @@ NO_ARGUMENT = (ObjVal, FuncVal, MethodVal, PartialVal)
 @CALLS.of(ObjVal)
 def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     real, kind = function.real, type(function.real)
-    handler = HANDLED.get(real) if isinstance(real, HANDLED_KINDS) else None
+    handler = HANDLED.get(real) if is_a(real, HANDLED_KINDS) else None
     if handler is None and kind is types.FunctionType:
         handler = HANDLED.get((module_name(real), real.__name__))
-    if handler is not None and not (isinstance(real, type) and is_patched(real)):
+    if handler is not None and not (is_a(real, type) and is_patched(real)):
         return call_handler(tx, lambda: describe(function), handler, args, kwargs)
-    if isinstance(real, type):
+    if is_a(real, type):
         return call_class(tx, function, args, kwargs)
     if kind is types.FunctionType and args and type(args[0]) is TensorVal and lookup(args[0].cls, real.__name__) is real:
         return call_method(tx, args[0], real.__name__, args[1:], kwargs)

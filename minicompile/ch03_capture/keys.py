@@ -32,6 +32,7 @@ import types
 
 import torch
 
+from ..ch02_guards.identity import is_a
 from ..ch02_guards.sources import ConstantSource, DictGetSource, NthSource, Source
 from .exceptions import user_error
 from .lookup import captures, lookup, native_new, python_method
@@ -45,13 +46,13 @@ from .wrap import is_fixed, realize, wrap
 def key_of_real(tx, key, source=None):
     if type(key) in (*CONSTANT_TYPES, torch.Size):
         return key
-    if isinstance(key, (type, enum.Enum, types.FunctionType, types.BuiltinFunctionType)) and is_fixed(key):
+    if is_a(key, (type, enum.Enum, types.FunctionType, types.BuiltinFunctionType)) and is_fixed(key):
         return key
     if type(key) is tuple:
         return tuple(key_of_real(tx, k) for k in key)
     if type(key) is frozenset and all(map(is_plain_key, key)):
         return key
-    if isinstance(key, torch.Tensor) or hashes_by_identity(type(key)):
+    if is_a(key, torch.Tensor) or hashes_by_identity(type(key)):
         return ByIdentity(key, id(key))
     if python_method(type(key), "__hash__"):
         return value_key(tx, wrap(tx, key, source))
@@ -86,7 +87,7 @@ def value_key(tx, value) -> ByValue:
 def value_of_key(tx, key) -> AbstractValue:
     """The value that has this key."""
     real = key.value if type(key) in (ByIdentity, ByValue) else key
-    if isinstance(real, AbstractValue):
+    if is_a(real, AbstractValue):
         return real
     if type(real) is tuple and id(real) not in tx.objects.tracked:
         return TupleVal(items=[value_of_key(tx, part) for part in real])

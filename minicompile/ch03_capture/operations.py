@@ -39,6 +39,7 @@ import numpy
 
 from ..ch01_graphs.floats import OPERATIONS, numpy_warnings
 from ..ch01_graphs.shapes import float_function
+from ..ch02_guards.identity import is_a
 from .builders import as_python
 from .exceptions import UserError, user_errors
 from .lookup import MISSING, lookup, python_method
@@ -335,7 +336,7 @@ def raise_as_python(tx, function, name, *operands):
 def enum_number(value, name) -> AbstractValue:
     """A member of an IntEnum as the int that it is in arithmetic."""
     real = value.real if type(value) is ObjVal else None
-    number = isinstance(real, enum.Enum) and isinstance(real, (int, float))
+    number = is_a(real, enum.Enum) and isinstance(real, (int, float))
     if number and not python_method(value.cls, f"__{name}__"):
         return const(value.real.value)
     return value

@@ -30,8 +30,9 @@ def method(kind, *names):
 def special(tx: Tracer, value: AbstractValue, name: str, *args) -> AbstractValue | None:
     """Call the method `name` that Python would call for an operator, when the program's own class defines it.
 
-    None when there is no such method, or one written in C, which the interpreter must know by itself."""
-    method = python_method(value.cls, name) if type(value) in (ObjVal, ExcVal, TupleVal) else None
+    None when there is no such method, or one written in C, which the interpreter must know by itself. An int is not asked for its index."""
+    asked = type(value) in (ObjVal, ExcVal, TupleVal) and not (name == "__index__" and issubclass(value.cls, int))
+    method = python_method(value.cls, name) if asked else None
     answer = method and call(tx, wrap(tx, method), [value, *args])
     if method and answer.cls is not ANSWERS.get(name, answer.cls):
         unsupported(tx, f"{value.cls.__name__}.{name} gives another type, which Python converts or refuses")

@@ -327,7 +327,7 @@ class ByIdentity:
     ident: int = 0
 
     def __hash__(self):
-        return hash(self.ident if isinstance(self.value, AbstractValue) else self.value)
+        return hash(self.ident if is_a(self.value, AbstractValue) else self.value)
 
 
 @dataclass(frozen=True)

@@ -663,3 +663,33 @@ def test_a_number_that_was_zero_becomes_the_largest(largest):
     compiled = minicompile.compile(f, backend="eager")
     for n in (0, 1, largest, 5, largest):
         assert compiled(torch.ones(2), n)[1] == n + 1
+
+
+def test_which_method_makes_a_number():
+    """Python asks an int for no index, and for the first of several methods that a class has, also if that is written in C."""
+    class Index(int):
+        def __index__(self):
+            return 3
+
+    class Whole(float):
+        def __index__(self):
+            return 3
+
+        def __trunc__(self):
+            return 4
+
+    class Plain:
+        def __index__(self):
+            return 3
+
+    def converted(x, o):
+        return x + float(o), float(o), int(o), complex(o)
+
+    def counted(x, o):
+        return x * [4, 5, 6, 7][o], "a" * o, operator.index(o), (1, 2, 3, 4)[o:], list(range(o)), o.__index__(), x[:o].shape, hex(o)
+
+    for f, makes in ((converted, (lambda: Index(2), lambda: Whole(2.5), Plain)), (counted, (lambda: Index(2), Plain))):
+        for make in makes:
+            compiled = minicompile.compile(f, backend="eager")
+            for n in (3, 4, 5):
+                assert repr(compiled(torch.ones(n), make())) == repr(f(torch.ones(n), make()))

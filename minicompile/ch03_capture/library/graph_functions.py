@@ -14,7 +14,7 @@ from torch.utils._device import _device_constructors
 
 from ... import marks
 from ...ch01_graphs.fake import storage_key
-from ...ch02_guards.identity import module_name
+from ...ch02_guards.identity import is_a, module_name
 from ..keys import entries
 from ..tensors import emit, fake_of, run_fake, to_arg
 from ..tracer import Tracer, unsupported
@@ -40,7 +40,7 @@ _TORCH_BUILTINS: set = set()
 
 def is_graph_function(function) -> bool:
     """Whether a call of this torch function becomes a node."""
-    if isinstance(function, OVERLOADS) or id(function) in marks.IN_GRAPH:
+    if is_a(function, OVERLOADS) or id(function) in marks.IN_GRAPH:
         return True
     kind = type(function)
     if kind is types.BuiltinFunctionType:

@@ -13,6 +13,7 @@ import torch
 from ..calls import HANDLED, handles
 from ..comparisons import number_left_open, truth
 from ..constants import as_item
+from ..lookup import MISSING, lookup
 from ..operations import binary, emit_float, fold, later, scalar_of, unary
 from ..protocol import special
 from ..tensors import emit
@@ -28,8 +29,9 @@ def whole_number(tx, rounding, value: SymVal):
 
 
 def own_conversion(tx, value, *names):
-    """The number that a class of the program makes of its object, or None."""
-    return next((made for name in names if (made := special(tx, value, name)) is not None), None)
+    """The number that a class of the program makes of its object, by the first of these methods that it has; None if that is one in C."""
+    name = next((name for name in names if lookup(value.cls, name) is not MISSING), None)
+    return name and special(tx, value, name)
 
 
 def conversion(kind, of_symbol, *methods):
@@ -43,7 +45,8 @@ def conversion(kind, of_symbol, *methods):
             return fold(tx, kind, [value, *base])
         if type(value) is SymVal:
             return scalar_of(value, None) if value.number is kind else of_symbol(tx, value)
-        return own_conversion(tx, value, *methods) or fold(tx, kind, [value])
+        made = own_conversion(tx, value, *methods) or fold(tx, kind, [value])
+        return handler(tx, made) if kind is float and made.cls is int else made             # of `__index__`
     return handler
 
 
