@@ -138,11 +138,12 @@ def tuple_text(values) -> str:
 # A view that is the whole buffer is the buffer. Others are one `as_strided`. Memory that we allocated
 # starts at offset 0; an input may itself be a window into something larger, and so may what a library call
 # returns, so there the tensor's own offset is added at run time. An argument of a library call that only reads it need not be a view to
-# autograd: it is a [`window`](ref:minicompile.ch02_guards.memory.window), made in a quarter of the time.
+# autograd: it is a [`window`](ref:minicompile.ch02_guards.memory.window), made in a quarter of the time. Nor must a result be one that
+# shares its memory with no other result and no input: eager's `repeat` gives a tensor of its own, and a `detach_()` of a view is an error.
 
 # %%
 def view_text(w: Writer, v: View, apart: bool = False) -> str:
-    """apart: it need not be, or must not be, a view to autograd."""
+    """apart: it need not be a view to autograd."""
     buffer, name = w.program.buffers[v.buffer], w.local(v.buffer)
     plain = Layout(buffer.layout.size, buffer.layout.stride)
     transposed = Layout(buffer.layout.size[::-1], buffer.layout.stride[::-1])
@@ -156,6 +157,12 @@ def view_text(w: Writer, v: View, apart: bool = False) -> str:
     if root_of(w.program.buffers, v.buffer) in w.fresh:
         return f"as_strided({name}, {where})"
     return f"view({name}, {where})"
+
+
+def apart_text(w: Writer, v: View) -> str:
+    """The same, and no view to autograd."""
+    text = view_text(w, v, apart=True)
+    return f"{text}.detach()" if text.endswith(".t()") else text
 
 
 def _same_layout(w: Writer, name: str) -> bool:
@@ -334,7 +341,7 @@ def write_allocation(w: Writer, name: str) -> None:
 def write_reuse(w: Writer, new: str, old: str) -> None:
     """`new` takes over the memory of `old`, which is dead (or dies in this very kernel)."""
     layout = w.program.buffers[new].layout
-    text = view_text(w, View(old, Layout(layout.size, layout.stride)), apart=True)      # as a result, it is no view of what lay there
+    text = apart_text(w, View(old, Layout(layout.size, layout.stride)))         # as a result, it is no view of what lay there
     w.emit(f"{w.local(new)} = {text}  # takes over its memory")
     if old in w.fresh:
         w.fresh.add(new)
@@ -414,7 +421,7 @@ def first_gpu(schedule: Schedule) -> int | None:
 def module_text(w: Writer, schedule: Schedule, names: list[str]) -> str:
     """The lines of the steps as the body of `call(args)`. names: of the arguments."""
     changed = [w.local(n) for n in mutated_inputs(schedule)]
-    outputs = ", ".join(result_text(w, o) for o in schedule.program.outputs)
+    outputs = ", ".join(result_text(w, o, apart) for o, apart in zip(schedule.program.outputs, stand_apart(schedule.program)))
     body = w.lines + [f"result = [{outputs}]"]
     calls_torch = any(isinstance(s, Extern) for s in schedule.steps)
     if calls_torch or any("as_strided(" in line or "view(" in line for line in body):
@@ -436,9 +443,15 @@ def _indent(lines: list[str]) -> list[str]:
     return ["    " + line for line in lines]
 
 
-def result_text(w: Writer, output) -> str:
+def stand_apart(program: Program) -> list[bool]:
+    """For each output: does it alone leave with memory that the program has made?"""
+    roots = [root_of(program.buffers, o.buffer) if isinstance(o, View) else None for o in program.outputs]
+    return [root not in (None, *program.inputs, *program.constants) and roots.count(root) == 1 for root in roots]
+
+
+def result_text(w: Writer, output, apart: bool) -> str:
     if isinstance(output, View):
-        return view_text(w, output)
+        return apart_text(w, output) if apart else view_text(w, output)
     return "None" if output is None else f"({float_text(output)})"
 
 

@@ -203,6 +203,27 @@ def test_a_result_that_takes_over_memory_in_another_layout_is_no_view():
     first.detach_()                                # eager's message for views: use detach() instead
 
 
+def test_a_result_with_memory_of_its_own_is_no_view():
+    x = torch.randn(3, 4)
+    for fn in (lambda x: [x.repeat(2, 1, 3)], lambda x: [x.rot90()], lambda x: [x + 1, x.tile(2)]):
+        result = compiled(fn, [x])([x])[-1]
+        torch.testing.assert_close(result, fn(x)[-1])
+        assert not fn(x)[-1]._is_view() and not result._is_view()
+        result.detach_()
+
+
+def test_results_that_share_memory_share_a_version():
+    def fn(x):
+        y = x + 1
+        return [y, y.view(2, 6), y.t()]
+    x = torch.randn(3, 4)
+    y, flat, turned = compiled(fn, [x])([x])
+    before = flat._version
+    y.mul_(2)
+    assert flat._version == turned._version == before + 1
+    torch.testing.assert_close([flat, turned], [y.view(2, 6), y.t()])
+
+
 def test_inputs_are_never_overwritten():
     x = torch.ones(100)
     compiled(lambda x: [(x + 1).sin()], [x])([x])
