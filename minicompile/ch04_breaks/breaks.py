@@ -161,7 +161,7 @@ def cut(done: cap.Trace, reason) -> cap.Captured:
     needed, locals_, cells = resume.needed_locals(code, start), {}, {}
     for name, value in frame.locals.items():
         if type(value) is CellVal:
-            if not isinstance(value.source, ClosureCellSource):
+            if not isinstance(value.source, ClosureCellSource) and not name.startswith(resume.TAKEN):
                 cells[name] = expression(ep, value)
         elif name in (*frame.code.co_cellvars, *frame.code.co_freevars):
             raise Unsupported("graph break in a comprehension whose variable hides one that is shared with a closure",

@@ -122,7 +122,7 @@ class ResumePoint:
         locals: text of each live local. stack: text of each slot with an argument, bottom first. cells:
         text of a *cell object* for each own cell that exists (3.12 creates those of comprehensions late);
         free variables of `current_code` (the frame being left) are found in its closure. """
-        free = {} if current_code is None else {name: f"__F.__closure__[{i}]"
+        free = {} if current_code is None else {name.removeprefix(TAKEN): f"__F.__closure__[{i}]"
                                                 for i, name in enumerate(current_code.co_freevars)}
         closure = "".join({**free, **cells}.get(name, "__new_cell()") + ", " for name in self.cells)
         arguments = "".join(text + ", " for text in [*(locals[name] for name in self.locals), *stack])
@@ -163,7 +163,9 @@ def finish(call):
 # cell of the original is a *free* variable, and the function is built per call around the existing cells
 # and the globals of the function that broke. But CPython tells by the kind of a variable what to raise where it has no value: a
 # `NameError` for a free one, an `UnboundLocalError` for one of the function itself. So a cell that was the original's own is
-# moved from the free variable to one of its own, of the same name, in the beginning.
+# moved from the free variable to one of its own in the beginning. The free one has another name (`TAKEN`), and an empty cell from then on:
+# under the same name, or with the same cell, `locals()` and a debugger would find the variable twice, and after a comprehension that hides
+# it (3.12) with the wrong value.
 #
 # The code is made once. The record of the original owns its pieces, by what they were made for, and the
 # record of a resume function says what it is.
@@ -342,8 +344,8 @@ def assemble(draft: Draft, name: str, with_original: bool, firm: bool = False):
     others = tuple(n for n in code.co_varnames if n not in draft.parameters and n not in draft.cells)
     exits = tuple(f"__exit{n}" for n in range(draft.exits))
     varnames = (*draft.parameters, *draft.stack_names, *others, *exits)
-    free = {name: index for index, name in enumerate(draft.cells, len(varnames) + len(code.co_cellvars))}
-    slot = free | {variable: index for index, variable in enumerate((*varnames, *code.co_cellvars))}
+    free = tuple(TAKEN + name for name in code.co_cellvars) + code.co_freevars
+    slot = {variable: index for index, variable in enumerate((*varnames, *code.co_cellvars, *free))}
     original, handlers = [], list(draft.own)
     if with_original:                                # cells and free variables are set up differently below
         begin = next(n for n, i in enumerate(draft.instructions) if i.name == "RESUME") + 1
@@ -354,14 +356,14 @@ def assemble(draft: Draft, name: str, with_original: bool, firm: bool = False):
             i.arg = slot[i.arg]
         elif i.op in bc.LOCAL_OPS and i.op not in bc.NO_INDEX:
             i.arg = slot[draft.names[i.arg]]
-    prologue = take_cells(draft, slot, free) + restore_stack(draft, slot, firm)
+    prologue = take_cells(draft, slot) + restore_stack(draft, slot, firm)
     instructions = prologue + draft.body + original
     co_code, exception_table, line_table = bc.encode(instructions, handlers, code.co_firstlineno)
     made = code.replace(
         co_code=co_code, co_exceptiontable=exception_table, co_linetable=line_table,
         co_qualname=code.co_qualname.removesuffix(code.co_name) + name, co_nlocals=len(varnames),
         co_argcount=len(draft.parameters) + len(draft.stack_names), co_posonlyargcount=0, co_kwonlyargcount=0,
-        co_varnames=varnames, co_cellvars=code.co_cellvars, co_freevars=draft.cells, co_flags=code.co_flags & ~0x0C,
+        co_varnames=varnames, co_cellvars=code.co_cellvars, co_freevars=free, co_flags=code.co_flags & ~0x0C,
         co_consts=(*code.co_consts, *draft.constants),
         co_stacksize=max(code.co_stacksize, len(draft.stack)) + len(varnames) + len(draft.cells) + 4)
     return made, instructions
@@ -398,13 +400,16 @@ def restore_stack(draft, slot, firm) -> list:
     return result
 
 
-def take_cells(draft, slot, free) -> list:
-    """Put the cells of the closure into the variables. free: places of the free ones; `slot` has those that the code uses."""
+TAKEN = "cell of "                                  # no name of a program begins so
+
+
+def take_cells(draft, slot) -> list:
+    """Exchange the cells that the closure has for variables of the function itself for the new ones of these."""
     if not draft.cells:
         return []
-    own = draft.code.co_cellvars
-    moves = [half for name in own for half in (("LOAD_FAST", free[name]), ("STORE_FAST", slot[name]))]
-    made = [*(("MAKE_CELL", slot[name]) for name in own), ("COPY_FREE_VARS", len(draft.cells)), *moves]
+    made = [("MAKE_CELL", slot[name]) for name in draft.code.co_cellvars] + [("COPY_FREE_VARS", len(draft.cells))]
+    for own, free in ((slot[name], slot[TAKEN + name]) for name in draft.code.co_cellvars):
+        made += [("LOAD_FAST", free), ("LOAD_FAST", own), ("STORE_FAST", free), ("STORE_FAST", own)]
     return [bc.new(name, arg, position=draft.start.position) for name, arg in made]
 
 

@@ -8,6 +8,7 @@ import functools
 import numbers
 import operator
 import types
+import typing
 import unittest.mock
 
 import pytest
@@ -1220,3 +1221,40 @@ def test_class_given_out():
                 result, times_compiled = compiled(x, s), list(asked)
                 same(result, expected)
                 assert [name for name in times_compiled if name != "__dict__"] == times, f
+
+
+def test_class_given_out_and_a_class_that_answers_by_itself():
+    """An abstract class asks for the `__class__`, whatever comes of it; a protocol asks the object for its attributes."""
+    @typing.runtime_checkable
+    class Called(typing.Protocol):
+        def called(self): ...
+
+    class Raises:
+        @property
+        def __class__(self):
+            raise AttributeError("no class")
+
+    class Gives:
+        @property
+        def __class__(self):
+            return 5
+
+    def protocol(x, s):
+        return x + 1, isinstance(s, Called)
+
+    def union(x, s):
+        return x + 1, isinstance(s, int | Called)
+
+    def abstract(x, s):
+        return x + 1, isinstance(s, collections.abc.Mapping)
+
+    for f in (protocol, union, abstract):
+        for s in (unittest.mock.MagicMock(), unittest.mock.MagicMock(spec=dict), Raises(), Gives()):
+            compiled, x = minicompile.compile(f, backend="eager"), torch.ones(3)
+            try:
+                expected = f(x, s)
+            except (AttributeError, TypeError) as error:
+                with pytest.raises(type(error), match=str(error).replace("(", ".").replace(")", ".")):
+                    compiled(x, s)
+            else:
+                same(compiled(x, s), expected)

@@ -727,6 +727,41 @@ def shared_and_unbound(x):
     return x + shared, [item() if callable(item) else item for item in found]
 
 
+@minicompile.disable
+def seen_variables(name):
+    """What a debugger shows of the variables of the function of this name."""
+    frame = sys._getframe()
+    while frame.f_code.co_name != name:
+        frame = frame.f_back
+    shown = [variable for variable in frame.f_locals if variable != "__next_call"]
+    return sorted(shown), {variable: value for variable, value in frame.f_locals.items() if type(value) is int}
+
+
+def shared_and_hidden(x):
+    """A comprehension has a variable of its own with the name of one that a closure shares, and lets it have a cell, too."""
+    get = lambda: i                                                      # noqa: E731
+    try:
+        found = [fail(x) for i in range(3) if (lambda: i)() == 0]
+    except ValueError:
+        found = [(lambda: i * x)() for i in range(3) if effect(i) is not None]
+    effect(x)
+    seen = [seen_variables("shared_and_hidden")]
+    i = 9
+    effect(x)
+    seen.append(seen_variables("shared_and_hidden"))
+    return found, seen, get(), sorted(locals()), locals()["i"]
+
+
+def class_that_is_no_cell_of_the_compiler(x):
+    __class__ = Box
+    get = lambda: __class__                                              # noqa: E731
+    effect(x)
+    try:
+        return super().__init__
+    except RuntimeError as error:
+        return str(error), get().__name__, x + 1
+
+
 def unpacking(x):
     a, (b, *c) = effect((x, (x + 1, 2, 3)))
     d, e = effect(x), x * 2
@@ -1409,7 +1444,7 @@ def backward_hook_of_a_module_that_nobody_calls_again(x):
 
 
 ALL = [f for f in list(globals().values()) if isinstance(f, types.FunctionType) and f.__module__ == __name__
-       and f.__name__ not in ("effect", "fail", "seen_state", "generator_context", "quiet_gradients", "closing", "refer", "made")]
+       and f.__name__ not in ("effect", "fail", "seen_state", "seen_variables", "generator_context", "quiet_gradients", "closing", "refer", "made")]
 # Nothing to compile, or it raises each time
 EAGER = ("unbound_later", "return_in_finally", "generator_expression", "runs_text", "writes_locals")
 if sys.version_info < (3, 12):           # a comprehension that breaks is a frame of its own, and runs as it is

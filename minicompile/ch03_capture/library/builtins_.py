@@ -465,10 +465,17 @@ def is_instance(tx, value, classes):
 def class_given_out(tx, value, classes):
     """The `__class__` for which `isinstance` asks if the type is not derived from `classes`; None if nothing but the type counts."""
     cls = value.cls
-    if type(classes) is type and issubclass(cls, classes) or not (says_its_class(cls) or python_method(cls, "__getattribute__")):
+    if cls is classes or type(classes) is type and issubclass(cls, classes) or not (
+            says_its_class(cls) or python_method(cls, "__getattribute__")):
         return None
+    if any(getattr(c, "_is_protocol", False) for c in (classes.__args__ if type(classes) is types.UnionType else (classes,))):
+        unsupported(tx, f"isinstance() of {describe(value)}, which may give out another class, and a protocol, which looks at the object")
     found = unless_raised(AttributeError, lambda: get_attribute(tx, value, "__class__"))
-    return found.real if found is not None and is_class(found) else cls
+    if found is not None and is_class(found):
+        return found.real
+    if type(classes) is not type:                            # an abstract class does not take no for an answer
+        unsupported(tx, f"isinstance() of {describe(value)}, which gives out no class")
+    return cls
 
 
 def own_check(cls, name: str):
@@ -542,7 +549,7 @@ def make_super(tx, cls=None, obj=None, /, **named):
             obj = None if is_empty(tx, obj) else read_cell(tx, obj, first)
         if obj is None:
             user_error(RuntimeError, "super(): arg[0] deleted")
-        if "__class__" not in frame.locals:
+        if "__class__" not in frame.code.co_freevars:
             user_error(RuntimeError, "super(): __class__ cell not found")
         cls = read_cell(tx, frame.locals["__class__"], "__class__")
     if not is_class(cls):
