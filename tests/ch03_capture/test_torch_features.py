@@ -3450,6 +3450,32 @@ def test_a_cached_method_keeps_no_object_and_is_called_in_the_mode_of_the_progra
     assert gone() is None
 
 
+def test_a_cached_function_of_what_is_only_handed_on():
+    """The argument is in no other guard than the one that the call makes."""
+    class Holder:
+        @functools.lru_cache
+        def number(self, k, more=0):
+            return f"{k}{more}"
+
+    @functools.lru_cache
+    def number(k):
+        return 2 * k
+
+    def method(x, holder, k):
+        return x + 1, holder.number(k), holder.number(k, 1), holder.number(2, more=k)
+
+    def function(x, holder, k):
+        return x * number(k)
+
+    for f in (method, function):
+        compiled, holder = minicompile.compile(f, backend="eager", fullgraph=True), Holder()
+        for k in (1, 2, 3, True, 2, 1.5):
+            check_same(compiled(torch.ones(3), holder, k), f(torch.ones(3), holder, k))
+    compiled = minicompile.compile(method, backend="eager", fullgraph=True)
+    for k in ("a", "b", None, "a"):
+        check_same(compiled(torch.ones(3), holder, k), method(torch.ones(3), holder, k))
+
+
 def test_caches_change_between_calls():
     functions = [table]
 

@@ -1444,7 +1444,8 @@ def backward_hook_of_a_module_that_nobody_calls_again(x):
 
 
 ALL = [f for f in list(globals().values()) if isinstance(f, types.FunctionType) and f.__module__ == __name__
-       and f.__name__ not in ("effect", "fail", "seen_state", "seen_variables", "generator_context", "quiet_gradients", "closing", "refer", "made")]
+       and f.__name__ not in (
+           "effect", "fail", "seen_state", "seen_variables", "generator_context", "quiet_gradients", "closing", "refer", "made")]
 # Nothing to compile, or it raises each time
 EAGER = ("unbound_later", "return_in_finally", "generator_expression", "runs_text", "writes_locals")
 if sys.version_info < (3, 12):           # a comprehension that breaks is a frame of its own, and runs as it is

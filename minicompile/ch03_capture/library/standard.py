@@ -128,6 +128,8 @@ def call_cached(tx, function, args, kwargs):
 def found_again(tx, function, args, kwargs, known: bool):
     """What the entry will find by calling the function; None if it cannot call it, or that is made of numbers that vary. known: the
     arguments are constants and objects, of which others are another version, so a constant that comes of them is one of the trace."""
+    if known:                                            # so each is looked at, also if the program only hands it on
+        args, kwargs = [seen(v) for v in args], {name: seen(v) for name, v in kwargs.items()}
     try:
         source, given, named = call_at(tx, calling_in_mode, [boolean(torch.is_grad_enabled()), function, *args], kwargs, place_of)
     except NotConstant:
@@ -145,6 +147,10 @@ def found_again(tx, function, args, kwargs, known: bool):
         unsupported(tx, f"another result of {describe(function)}, whose cache has forgotten the first")
     is_made_of_numbers = is_constant(result) and any(map(varies_in, (*args, *kwargs.values())))
     return None if is_made_of_numbers else wrap(tx, result, source)
+
+
+def seen(value):
+    return const(value.value) if type(value) is Const else value
 
 
 def is_constant(result) -> bool:
