@@ -36,7 +36,7 @@ from .protocol import as_dict, method, special
 from .tensors import call_tensor_method, emit
 from .tracer import Tracer, call, location, unsupported
 from .values import (
-    AbstractValue, BIRTHS, Const, DictVal, ExcVal, Lazy, ListVal, MethodName, MethodVal, NONE, NUMPY_SCALARS, NotConstant,
+    AbstractValue, BIRTHS, CellVal, Const, DictVal, ExcVal, Lazy, ListVal, MethodName, MethodVal, NONE, NUMPY_SCALARS, NotConstant,
     ObjVal, SetVal, SymVal, TRUE, TensorVal, TupleVal, ViewVal, boolean, const, describe, is_identity, specialize)
 from .varying import varies_in
 from .wrap import realize, wrap
@@ -321,6 +321,8 @@ def compare(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue) -> Abst
             return compare(tx, symbol, *inner)
     if kinds in ({TupleVal}, {ListVal}):
         return compare_sequences(tx, function, a, b)
+    if kinds == {CellVal}:
+        unsupported(tx, "a comparison of cells, which compares what they hold")
     with contextlib.suppress(NotConstant):
         return fold(tx, function, [a, b])
     if symbol in ("==", "!=") and TensorVal not in kinds:

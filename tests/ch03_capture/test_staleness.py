@@ -1155,8 +1155,12 @@ def test_empty_cell():
         except ValueError as error:
             return x - 1, str(error)
 
-    for f in (called, opened):
-        compiled = minicompile.compile(f, backend=backend, fullgraph=True)
+    def compared(x, get):
+        return x + 1, get.__closure__[0] == alike.__closure__[0]
+
+    alike = made(2)
+    for f in (called, opened, compared):
+        compiled = minicompile.compile(f, backend=backend, fullgraph=f is not compared)
         for value in (None, 2, None, 3.5):
             same(compiled(x, made(value)), f(x, made(value)))
     assert backend.graphs
