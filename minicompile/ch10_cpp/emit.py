@@ -106,7 +106,8 @@ def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -
     for value in e.interior.inside if e.interior else ():
         if value in nest.names:
             nest.names[value] = f"(inside ? {e.interior.inside[value]} : {nest.names[value]})"
-    halves = half_blocks(e, inner.parent, () if atomic or e.interior else (*unnamed(stores, nest), *stores), lane)
+    halves = half_blocks(e, inner.parent, () if atomic or e.interior else (*unnamed(stores, nest), *stores), lane,
+                         pad=block is None and not (atomic or e.interior))
     store_lines(e, stores, inner)
     close_lanes(e, inner, [] if atomic and direct is not lane else [SIMD], lane, first, count, halves)
     if not atomic:

@@ -46,14 +46,19 @@ def tabulate(e: Emitter, function: Scope, nest: Scope, lane: Symbol, outer: tupl
         loop = child(function, (variable,))
         compute(e, positions, loop)
         for value in positions:
-            table = fresh(e, "table")
-            function.lines += of_loop(e, value.loop, f"{register_type(value.dtype)} {table}[{size}];")
+            table, zeros = fresh(e, "table"), " = {}" if size % STEP else ""
+            function.lines += of_loop(e, value.loop, f"{register_type(value.dtype)} {table}[{room(size)}]{zeros};")
             loop.lines += of_loop(e, value.loop, f"{table}[{variable.name}] = {get(e, value, loop)};")
             nest.names[value] = text = f"{table}[{variable.name}]"
             if variable is not lane:        # read once: g++ does not know that no lane writes to the table
                 nest.names[value] = name = fresh(e, "v")
                 nest.lines += of_loop(e, value.loop, f"const int64_t {name} = {text};")
         close(loop, [for_(variable.name, size_text(size))])
+
+
+def room(size: int) -> str:
+    """The length of an array that a lane loop may read in whole vectors."""
+    return f"mc_lanes({size})" if size % STEP else str(size)
 
 
 def worth_a_table(value: Value) -> bool:
@@ -183,27 +188,52 @@ def close_interior(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol) ->
 # Where there are halves, or sums of 32 bits along the lane, masks and bytes are converted as well, to and from integers. Of sixteen of them
 # next to sixteen floats g++ makes no vectors, and a masked mean of halves took ten times as long as one of floats; sixteen bytes that are
 # added up as integers it makes wider by halves of vectors, in memory, which took six times as long.
+#
+# What remains of a row of 47 numbers behind two steps is 15 lanes. g++ makes a vector of eight and one of four of them, and computes
+# three one by one, which took more time than all the steps. A processor with AVX-512 loads and stores any part of sixteen numbers. There
+# the last step has all lanes (`mc_lanes`), also of a loop over floats, whose loads and stores then have arrays as well: zeros are loaded
+# for the lanes too many (`mc_widen_f32`), what they compute is not stored, and a reduction takes its identity from them (`there`). So all
+# that they do must be harmless (`ends_ragged`): no look-up of a position, no division of integers. A softmax of 47 floats takes a
+# quarter of the time, a sum of 33 halves a third. (With a condition on the lane in place of the arrays, g++ drops the zeros and computes
+# with what was in the register, or takes the loop apart where the condition changes: both take three times as long for some lengths.)
 
 # %%
 STEP = 16
+WIDE = torch.backends.cpu.get_cpu_capability() == "AVX512"      # the processor can load and store a part of sixteen numbers
+LONGEST_PADDED = 512         # of a longer row the last step is a small part
 BYTES = {torch.bool: "u8", torch.uint8: "u8", torch.int8: "i8"}
+CONVERTED = HALVES | BYTES | {torch.float32: "f32"}
 
 
-def half_blocks(e: Emitter, scope: Scope, accesses: Iterable[Value], lane: Symbol, counts: bool = False) -> list[Value]:
+def side_by_side(e: Emitter, access: Value, lane: Symbol) -> bool:
+    """Does this load or store take what lies side by side along the lane, all of it or none?"""
+    whole = access.mask is None or access.op == "load" and masks_whole_lanes(e, access, lane)
+    return whole and along_lane(e, access.index, lane) == 1 and lane not in symbols(access.index - lane.expr)
+
+
+def ends_ragged(lane: Symbol, values: Iterable[Value]) -> bool:
+    """Does this lane loop, which computes `values`, end with less than a step, and are lanes too many harmless there?"""
+    size = lane.size
+    return WIDE and isinstance(size, int) and 2 < size < LONGEST_PADDED and size % STEP != 0 and size != STEP // 2 and all(
+        v.op in ("load", "store", "index", "constant") or v.op not in ("indirect", "philox") and
+        (v.dtype.is_floating_point or v.dtype is torch.bool) for v in values if v.op == "store" or lane in v.dims)
+
+
+def half_blocks(e: Emitter, scope: Scope, accesses: Iterable[Value], lane: Symbol, counts: bool = False, pad: bool = False) -> list[Value]:
     """Those of these loads and stores that read or write an array in the steps of a lane loop in `scope`. counts: it has sums of 32
-    bits."""
-    def side_by_side(a: Value) -> bool:
-        whole = a.mask is None or a.op == "load" and masks_whole_lanes(e, a, lane)
-        return whole and along_lane(e, a.index, lane) == 1 and lane not in symbols(a.index - lane.expr)
-
+    bits; pad: its last step may have more lanes than there are numbers."""
     accesses = [a for a in accesses if known_name(a, scope) is None]
     guarded = any(a.op == "load" and a.mask is not None and lane in a.mask.dims for a in accesses)
-    if guarded or isinstance(lane.size, int) and lane.size < STEP:
+    e.padded = pad and not guarded and ends_ragged(lane, accesses)
+    if guarded or isinstance(lane.size, int) and lane.size < STEP and not e.padded:
         return []
-    chosen = [a for a in accesses if a.op in ("load", "store") and e.kernel.buffers[a.buffer].dtype in HALVES and
-              (a.dtype if a.op == "load" else a.value.dtype) is not BITS and not (a.op == "store" and a.mode) and side_by_side(a)]
-    small = [a for a in accesses if (chosen or counts) and a.op in ("load", "store") and a.mask is None and side_by_side(a) and
+    converted = (*HALVES, torch.float32) if e.padded else HALVES
+    chosen = [a for a in accesses if a.op in ("load", "store") and e.kernel.buffers[a.buffer].dtype in converted and
+              (a.dtype if a.op == "load" else a.value.dtype) is not BITS and not (a.op == "store" and a.mode) and side_by_side(e, a, lane)]
+    small = [a for a in accesses if (chosen or counts) and a.op in ("load", "store") and a.mask is None and side_by_side(e, a, lane) and
              (a.dtype if a.op == "load" else a.mode or a.value.dtype) == e.kernel.buffers[a.buffer].dtype in BYTES]
+    if e.padded and not {a for a in accesses if a.op == "store" or a.op == "load" and lane in a.dims} == {*chosen, *small} > set():
+        return half_blocks(e, scope, accesses, lane, counts)
     for access in chosen + small:
         block = fresh(e, "wide")
         scope.lines += of_loop(e, access.loop, f"alignas(64) {'int32_t' if access in small else 'float'} {block}[{STEP}];")
@@ -227,7 +257,8 @@ def close_lanes(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol, first
         close(inner, [*pragma, for_("lane", str(count))], [define])
         return close(around, [])
     after = convert_halves(e, around, halves, lane, first + Symbol("at").expr)
-    close(inner, [*pragma, for_("step", "steps")], ["const int64_t lane = at + step;", define])
+    close(inner, [*pragma, for_("step", "mc_lanes(steps)" if e.padded else "steps")], ["const int64_t lane = at + step;", define])
+    e.padded = False
     around.lines += after
     rest = lane.size % width if isinstance(lane.size, int) else f"({count} - done) % {width}"
     rest = [f"if (done < {count}) run(done, {rest});"] if rest else []
@@ -251,8 +282,8 @@ def convert_halves(e: Emitter, scope: Scope, accesses: list[Value], lane: Symbol
         place, half = f"&{e.pointers[a.buffer]}[{place}]", e.kernel.buffers[a.buffer].dtype
         block = e.blocks.pop(a).removesuffix("[step]")
         if a.op == "load":
-            scope.lines += of_loop(e, a.loop, f"mc_widen_{(HALVES | BYTES)[half]}({block}, {place}, steps);")
+            scope.lines += of_loop(e, a.loop, f"mc_widen_{CONVERTED[half]}({block}, {place}, steps);")
         else:
-            kind = "cut" if half is torch.bfloat16 and a.value.half == half else (HALVES | BYTES)[half]
-            after += of_loop(e, a.loop, f"mc_narrow_{kind}({place}, {block}, steps);")
+            kind = "cut" if half is torch.bfloat16 and a.value.half == half else CONVERTED[half]
+            after += of_loop(e, a.loop, f"mc_narrow_{kind}({place}, {block}, steps{', true' if e.padded else ''});")
     return after

@@ -85,6 +85,7 @@ class Emitter:
     window: tuple[Int, int] = (1, 1)     # of `part`: what the outermost loop counts to, in which steps
     blocks: dict[Value, str] = field(default_factory=dict)      # load, store -> where a copy of the element is
     interior: Interior | None = None
+    padded: bool = False                 # the last step of the lane loop has as many lanes as the others
     pairs: bool = False                  # several outputs are stored through one pointer
     count: int = 0
 

@@ -192,12 +192,49 @@ MC void mc_pack(uint16_t* to, mc_words a, mc_words b) {  // by halves of each: i
 #define MC_PACKED MC_SIXTEEN
 #endif
 MC uint16_t mc_to_cut(float x) { return (uint16_t)(mc_bits<uint32_t>(x) >> 16); }  // bf16, where there is nothing to round
-// few: the function of less than sixteen elements; one: of one; from, to: an element, and the vectors of them
-#define MC_CONVERT(name, few, one, many, from_one, from_many, to_one, to_many, sixteen)                              \
+// the last n of a row: `whole` says that what is to be stored lies in a whole vector
+#if defined(__AVX512BW__) && defined(__AVX512VL__) && !defined(__clang__)
+#define MC_MASK(n) (uint16_t)((1u << (n)) - 1)
+#define MC_LOAD_FEW(from) (mc_shorts)__builtin_ia32_loaddquhi256_mask((const short*)(from), mc_halves(), MC_MASK(n))
+#define MC_STORE_FEW(to, h) __builtin_ia32_storedquhi256_mask((short*)(to), (mc_halves)(h), MC_MASK(n))
+#define MC_PART_IN(many) if (n != 16) { *(mc_floats*)to = many(MC_LOAD_FEW(from)); return; }
+#define MC_PART_OUT(many) if (n != 16 && whole) { MC_STORE_FEW(to, many(*(const mc_floats*)from)); return; }
+#define MC_PART_PACKED(many) if (n != 16 && whole) { MC_STORE_FEW(to, MC_SHORTS(many(*(const mc_floats*)from))); return; }
+MC void mc_widen_f32(float* to, const float* from, int64_t n) {
+  *(mc_floats*)to = n == 16 ? *(const mc_floats*)from : (mc_floats)__builtin_ia32_loadups512_mask(from, mc_floats(), MC_MASK(n));
+}
+MC void mc_narrow_f32(float* to, const float* from, int64_t n, bool whole = false) {
+  if (n == 16) *(mc_floats*)to = *(const mc_floats*)from;
+  else __builtin_ia32_storeups512_mask(to, *(const mc_floats*)from, MC_MASK(n));
+}
+MC void mc_there(int32_t* there, int64_t n) {
+  *(mc_integers*)there = (mc_integers)__builtin_ia32_movdqa32_512_mask(mc_integers() - 1, mc_integers(), MC_MASK(n));
+}
+#else
+MC void mc_there(int32_t* there, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < 16; i++) there[i] = i < n ? -1 : 0;
+}
+#define MC_PART_IN(many)
+#define MC_PART_OUT(many)
+#define MC_PART_PACKED(many)
+MC void mc_widen_f32(float* to, const float* from, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < 16; i++) to[i] = i < n ? from[i] : 0;
+}
+MC void mc_narrow_f32(float* to, const float* from, int64_t n, bool whole = false) {
+#pragma omp simd
+  for (int64_t i = 0; i < 16; i++) if (i < n) to[i] = from[i];
+}
+#endif
+MC constexpr int64_t mc_lanes(int64_t n) { return (n + 15) / 16 * 16; }  // of the steps for n numbers
+// few: the function of less than sixteen elements; one: of one; from, to: an element, and the vectors of them; part: of less than a vector
+#define MC_CONVERT(name, few, one, many, from_one, from_many, to_one, to_many, sixteen, part)                        \
   static __attribute__((noinline)) void few(to_one* to, const from_one* from, int64_t n) {                           \
     for (int64_t i = 0; i < n; i++) to[i] = one(from[i]);                                                            \
   }                                                                                                                  \
-  MC void name(to_one* to, const from_one* from, int64_t n) {                                                        \
+  MC void name(to_one* to, const from_one* from, int64_t n, bool whole = false) {                                    \
+    part(many)                                                                                                       \
     if (__builtin_constant_p(n) && n <= 4) {                                                                         \
       for (int64_t i = 0; i < n; i++) to[i] = one(from[i]);                                                          \
       return;                                                                                                        \
@@ -205,19 +242,28 @@ MC uint16_t mc_to_cut(float x) { return (uint16_t)(mc_bits<uint32_t>(x) >> 16); 
     if (n != 16) return few(to, from, n);                                                                            \
     sixteen(one, many, to_many, from_many);                                                                          \
   }
-#define MC_WIDEN(name, few, one, many) MC_CONVERT(name, few, one, many, uint16_t, mc_shorts, float, mc_floats, MC_SIXTEEN)
-#define MC_NARROW(name, few, one, many, to_many, sixteen) MC_CONVERT(name, few, one, many, float, mc_floats, uint16_t, to_many, sixteen)
+#define MC_WIDEN(name, few, one, many) MC_CONVERT(name, few, one, many, uint16_t, mc_shorts, float, mc_floats, MC_SIXTEEN, MC_PART_IN)
+#define MC_NARROW(name, few, one, many, to_many, sixteen, part) \
+  MC_CONVERT(name, few, one, many, float, mc_floats, uint16_t, to_many, sixteen, part)
 MC_WIDEN(mc_widen_fp16, mc_widen_few_fp16, mc_from_fp16, mc_floats_fp16)
 MC_WIDEN(mc_widen_bf16, mc_widen_few_bf16, mc_from_bf16, mc_floats_bf16)
-MC_NARROW(mc_narrow_fp16, mc_narrow_few_fp16, mc_to_fp16, mc_shorts_fp16, mc_shorts, MC_SIXTEEN)
-MC_NARROW(mc_narrow_bf16, mc_narrow_few_bf16, mc_to_bf16, mc_words_bf16, mc_words, MC_PACKED)
-MC_NARROW(mc_narrow_cut, mc_narrow_few_cut, mc_to_cut, mc_words_cut, mc_words, MC_PACKED)
-#if defined(__AVX512BW__) && !defined(__clang__)  // bytes to and from integers
+MC_NARROW(mc_narrow_fp16, mc_narrow_few_fp16, mc_to_fp16, mc_shorts_fp16, mc_shorts, MC_SIXTEEN, MC_PART_OUT)
+MC_NARROW(mc_narrow_bf16, mc_narrow_few_bf16, mc_to_bf16, mc_words_bf16, mc_words, MC_PACKED, MC_PART_PACKED)
+MC_NARROW(mc_narrow_cut, mc_narrow_few_cut, mc_to_cut, mc_words_cut, mc_words, MC_PACKED, MC_PART_PACKED)
+#ifdef MC_MASK  // bytes to and from integers
 typedef char mc_chars __attribute__((vector_size(16), aligned(1)));
-#define MC_WIDE(kind) \
-  if (n == 16) { *(mc_integers*)to = (mc_integers)__builtin_ia32_pmov##kind##512_mask(*(const mc_chars*)from, mc_integers(), -1); return; }
-#define MC_SLIM \
-  if (n == 16) { *(mc_chars*)to = (mc_chars)__builtin_ia32_pmovdb512_mask(*(const mc_integers*)from, mc_chars(), -1); return; }
+#define MC_WIDE(kind) {                                                                                            \
+    const mc_chars some = (mc_chars)__builtin_ia32_loaddquqi128_mask((const char*)from, mc_chars(), MC_MASK(n));   \
+    const mc_chars c = n == 16 ? *(const mc_chars*)from : some;                                                    \
+    *(mc_integers*)to = (mc_integers)__builtin_ia32_pmov##kind##512_mask(c, mc_integers(), -1);                    \
+    return;                                                                                                        \
+  }
+#define MC_SLIM if (n == 16 || whole) {                                                                            \
+    const mc_chars c = (mc_chars)__builtin_ia32_pmovdb512_mask(*(const mc_integers*)from, mc_chars(), -1);         \
+    if (n == 16) *(mc_chars*)to = c;                                                                               \
+    else __builtin_ia32_storedquqi128_mask((char*)to, c, MC_MASK(n));                                              \
+    return;                                                                                                        \
+  }
 #elif defined(MC_WIDTH) && !defined(__clang__)  // g++ would store four at a time what is then loaded by eights, and waits for that
 typedef char mc_chars __attribute__((vector_size(16), aligned(1)));
 #define MC_WIDE(kind)                                                                             \
@@ -234,7 +280,9 @@ typedef char mc_chars __attribute__((vector_size(16), aligned(1)));
 #endif
 #define MC_BYTES(type, widen, narrow, kind)                                                                    \
   MC void widen(int32_t* to, const type* from, int64_t n) { MC_WIDE(kind) for (int64_t i = 0; i < n; i++) to[i] = from[i]; } \
-  MC void narrow(type* to, const int32_t* from, int64_t n) { MC_SLIM for (int64_t i = 0; i < n; i++) to[i] = (type)from[i]; }
+  MC void narrow(type* to, const int32_t* from, int64_t n, bool whole = false) {                               \
+    MC_SLIM for (int64_t i = 0; i < n; i++) to[i] = (type)from[i];                                             \
+  }
 MC_BYTES(uint8_t, mc_widen_u8, mc_narrow_u8, zxbd)
 MC_BYTES(int8_t, mc_widen_i8, mc_narrow_i8, sxbd)
 

@@ -33,7 +33,7 @@ from ..ch07_loops.lazy import linear
 from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.values import elements
 from ..errors import Unsupported
-from .lanes import STEP, TILE, close_lanes, convert_halves, half_blocks, inlined, jumping, read_ahead, tabulate, worth_a_table
+from .lanes import STEP, TILE, WIDE, close_lanes, convert_halves, half_blocks, inlined, jumping, read_ahead, room, tabulate, worth_a_table
 from .nests import (SIMD, Count, Emitter, Scope, along_lane, best_lane, child, close, compute, direct_variable, for_, fresh, get,
                     index_text, lane_block, lane_headers, of_loop, shared, size_text, store_lines, unnamed)
 from .ops import HALVES, literal, memory_type, register_type
@@ -43,6 +43,7 @@ SCRATCH = 1 << 18            # bytes of a row's expensive values that are kept r
 NARROW = 64                  # the fewest columns of a block for which expensive values are kept
 PARTIAL_SUMS = 32            # partial sums of a long row
 FLUSH = 64                   # column sums: rows between two flushes into double
+CHUNKED = ("welford", "argmax", "argmin")       # reductions that take a chunk of a row from an array
 
 # %% [markdown]
 # ## The kinds
@@ -96,16 +97,17 @@ def emit_reductions(e: Emitter, function: Scope) -> None:
 # by one, each with an exponential of its own. Lanes across the rows leave nothing over. Then each load and store jumps, which costs as
 # much as a few additions: for sums of floats, rows stay rows, and so they do for integers (`of_integers`). A softmax over 7, 10 or 19
 # classes takes a fifth to a half of the time, and less of halves, which are converted sixteen at a time.
+# Their sums, too, stay rows where the last step of a row has all lanes (`lanes.py`).
 
 # %%
 def ragged(e: Emitter, length: int, across: Symbol) -> bool:
     """Do rows of this length leave so much work to scalars that lanes `across` them are better, though each load jumps?"""
     if present(across.size) < STEP:
         return False
+    more = any(v.op in HEAVY for v in e.graph.values) or compares(e.graph.reductions) and not of_integers(e.graph.reductions)
     if any(v.op == "load" and v.dtype in HALVES for v in e.graph.values):
-        return length % STEP != 0
-    heavy = any(v.op in HEAVY for v in e.graph.values)
-    return length % (STEP // 2) != 0 and (heavy or compares(e.graph.reductions) and not of_integers(e.graph.reductions))
+        return length % STEP != 0 and (more or not WIDE or length <= STEP // 2 or any(map(e.graph.is_element, e.graph.stores)))
+    return length % (STEP // 2) != 0 and more
 
 
 def compares(reductions: list[Value]) -> bool:
@@ -206,19 +208,20 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
     collide = any(s.mode == "atomic_add" for s in stores) and direct_variable(e, (lane,)) is None
     accesses = () if collide else dict.fromkeys([*unnamed(reductions + stores, middle), *stores])
     counts = any(r.args[0] == "sum" and width_behind(added_up(r)) <= 4 for r in reductions)
-    halves = half_blocks(e, inner.parent, accesses, lane, counts)
+    pad = not collide and not (others and any(r.args[0] in CHUNKED for r in reductions))
+    halves = half_blocks(e, inner.parent, accesses, lane, counts, pad)
     width = STEP if halves else 0 if collide else step_width(e, reductions, stores, lane)
     compute(e, reductions, inner)
     for value, array in kept.items():
         name = inner.names.get(value)
         if array is None and name is not None:
             kept[value] = array = fresh(e, "kept")
-            nest.lines += of_loop(e, value.loop, f"{register_type(value.dtype)} {array}[{lane.size}];")
+            nest.lines += of_loop(e, value.loop, f"{register_type(value.dtype)} {array}[{room(lane.size)}];")
             inner.lines += of_loop(e, value.loop, f"{array}[{lane.name}] = {name};")
     integers = of_integers(reductions) and not (stores or width)
     few = integers and not others and isinstance(lane.size, int) and lane.size < 2 * STEP
     steps = [_position_step(e, r, get(e, r.args[1], inner)) if few and r.args[0] in ("argmax", "argmin") else
-             _row_step(e, r, get(e, added_up(r), inner), lane, bool(stores)) for r in reductions]
+             _row_step(e, r, _taken(e, r, inner), lane, bool(stores)) for r in reductions]
     steps = [_in_steps(s, width) if width else s for s in steps]
     marked = [(s, partial(of_loop, e, r.loop)) for r, s in zip(reductions, steps)]
     inner.lines += [line for s, mark in marked for line in mark(s.element)]
@@ -244,6 +247,19 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
     nest.lines += [line for s, mark in marked for line in mark(*s.end)]
     for r, step in zip(reductions, steps):
         nest.names[r] = _named_results(e, r, step.result, nest)
+
+
+def _taken(e: Emitter, r: Value, scope: Scope) -> str:
+    """What a reduction takes from a lane: its identity, if the step has more lanes than there are numbers and this is one too many."""
+    source, x = added_up(r), get(e, added_up(r), scope)
+    if not e.padded or r.args[0] in CHUNKED:
+        return x
+    declared = f"alignas(64) int32_t there[{STEP}]; mc_there(there, steps);"
+    if declared not in scope.parent.lines:
+        scope.parent.lines.append(declared)
+    name, nothing = fresh(e, "x"), literal(identity(r.args[0], source.dtype), source.dtype)
+    scope.lines += of_loop(e, r.loop, f"const {register_type(source.dtype)} {name} = steps == {STEP} || there[step] ? {x} : {nothing};")
+    return name
 
 
 def _named_results(e: Emitter, r: Value, result, nest: Scope):
@@ -287,7 +303,7 @@ def added_up(r: Value) -> Value:
 # %% tags=["exercise:row-bug"]
 def _row_step(e: Emitter, r: Value, x: str, lane: Symbol, stores: bool) -> RowStep:
     kind = r.args[0]
-    if kind in ("welford", "argmax", "argmin"):
+    if kind in CHUNKED:
         return _chunked_step(e, r, x, lane, stores)
     dtype = accumulator_type(r)
     t, n, start = register_type(dtype), fresh(e, "_"), start_text(kind, dtype)
@@ -329,7 +345,7 @@ def _row_step(e: Emitter, r: Value, x: str, lane: Symbol, stores: bool) -> RowSt
 # %%
 def step_width(e: Emitter, reductions: list[Value], stores: list[Value], lane: Symbol) -> int:
     """How many lanes a step of a pass without halves has; 0 for a loop without steps."""
-    folded = any(r.args[0] not in ("welford", "argmax", "argmin") for r in reductions)
+    folded = any(r.args[0] not in CHUNKED for r in reductions)
     heavy = any(v.op in HEAVY for v in elements(e.graph, reductions + stores))
     return PARTIAL_SUMS if folded and not heavy and present(lane.size) >= 4 * PARTIAL_SUMS else 0
 
@@ -371,7 +387,7 @@ def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol, stores: bool) -> R
         if isinstance(length, int) and 0 < length <= CHUNK and not (there and len(e.kernel.reduction_vars) == 1):
             others = [v for v in e.kernel.reduction_vars if v is not lane]
             first = linear([v.expr for v in others], [lane.size * s for s in contiguous_strides([v.size for v in others])])
-            array = f"alignas(64) {register_type(source.dtype)} t{n}[{length}];"
+            array = f"alignas(64) {register_type(source.dtype)} t{n}[{room(length)}];"
             return RowStep(f"{row} {array}", "", f"t{n}[{to_text(as_expr(first))} + lane] = {x};", [], "", result,
                            [f"mc_row_welford(t{n}, {length}, mean{n}, m2{n}, count{n});"])
         after = [f"mc_row_welford(t{n}, count, mean{n}, m2{n}, count{n});"]
@@ -389,7 +405,7 @@ def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol, stores: bool) -> R
         place = index_text(e, substitute(source.index, {lane: Symbol("chunk").expr}), Scope(frozenset()))
         return RowStep(row, f"const {t}* t{n} = &{e.pointers[source.buffer]}[{place}];", "", after, "", result)
     length = min(lane.size, CHUNK) if isinstance(lane.size, int) else CHUNK
-    array = f"alignas(64) {register_type(source.dtype)} t{n}[{length}];"
+    array = f"alignas(64) {register_type(source.dtype)} t{n}[{room(length)}];"
     return RowStep(row, array, f"t{n}[lane] = {x};", after, "", result)
 
 
