@@ -28,8 +28,7 @@
 #           };
 #           int64_t done = 0;
 #           for (; done + 32 <= count; done += 32) run(done, 32);
-#           #pragma omp simd reduction(+:part_2)
-#           for (int64_t k = 0; k < 32; k += 1) { part_2 += part_2s[k]; }
+#           part_2 = mc_fold<32>(part_2s);
 #           acc_2 += part_2;
 #         }
 #         const float v3 = (float)acc_2;

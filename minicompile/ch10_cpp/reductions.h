@@ -17,6 +17,30 @@ template <class T, class F> MC T mc_sum(int64_t count, F term) {
   return sum + rest;
 }
 
+// ---- partial sums, folded by halves where a vector has sixteen: one by one, each addition would wait for the last
+#ifdef __AVX512F__
+template <int n> struct mc_row { typedef float floats __attribute__((vector_size(4 * n))); };
+template <int n> struct mc_halves_of { typename mc_row<n / 2>::floats low, high; };
+template <int n> MC float mc_folded(typename mc_row<n>::floats parts) {
+  if constexpr (n == 2) return parts[0] + parts[1];
+  else {
+    const auto halves = mc_bits<mc_halves_of<n>>(parts);
+    return mc_folded<n / 2>(halves.low + halves.high);
+  }
+}
+template <int n> MC float mc_fold(const float* parts) {
+  const mc_row<16>::floats* vectors = (const mc_row<16>::floats*)parts;
+  return mc_folded<16>(n == 16 ? vectors[0] : vectors[0] + vectors[n / 16 - 1]);
+}
+#else
+template <int n> MC float mc_fold(const float* parts) {
+  float sum = 0;
+#pragma omp simd reduction(+:sum)
+  for (int64_t k = 0; k < n; k++) sum += parts[k];
+  return sum;
+}
+#endif
+
 // ---- Welford: mean and sum of squared differences of two samples, merged
 template <class T> MC void mc_row_welford(const T* t, int64_t count, double& mean, double& m2, double& seen) {
   const T centre = mc_sum<T>(count, [=](int64_t k) { return t[k]; }) / count;

@@ -335,35 +335,45 @@ def _row_step(e: Emitter, r: Value, x: str, lane: Symbol, stores: bool) -> RowSt
 
 # %% [markdown]
 # A loop in steps (`close_lanes`) ends too soon for a `reduction` clause, which would fold the vector of partial sums
-# after each step. So a step adds to an array of partial sums, as many as it has lanes, which are vectors in registers, and the clause
-# folds this array when the chunk is done.
+# after each step. So a step adds to an array of partial sums, as many as it has lanes, which are vectors in registers, and this array
+# is folded when the chunk is done.
 #
 # A loop with halves is in steps of sixteen lanes anyway. Another one is made so, with `PARTIAL_SUMS` lanes, if its row is long and
 # additions are what takes time: a sum of rows of a thousand floats takes two thirds as long. Next to an exponential they are done
 # in its shadow, and it needs the registers.
+#
+# With AVX-512 the partial sums are one vector or two. g++ adds the lanes of a short row one by one, and each addition waits for the last,
+# where halves of the vector are added in a quarter of the steps (`mc_fold`). So there short rows of floats are in steps as well, if these
+# are whole: a sum of rows of 16 to 64 takes seven tenths of the time, a softmax eight tenths.
 
 # %%
 def step_width(e: Emitter, reductions: list[Value], stores: list[Value], lane: Symbol) -> int:
     """How many lanes a step of a pass without halves has; 0 for a loop without steps."""
     folded = any(r.args[0] not in CHUNKED for r in reductions)
     heavy = any(v.op in HEAVY for v in elements(e.graph, reductions + stores))
-    return PARTIAL_SUMS if folded and not heavy and present(lane.size) >= 4 * PARTIAL_SUMS else 0
+    if present(lane.size) < 4 * PARTIAL_SUMS:
+        floats = any(r.args[0] == "sum" and accumulator_type(r) is torch.float32 for r in reductions)
+        return STEP if WIDE and floats and isinstance(lane.size, int) and lane.size % STEP == 0 else 0
+    return PARTIAL_SUMS if folded and not heavy else 0
 
 
 def _in_steps(step: RowStep, width: int) -> RowStep:
     """`step` for a lane loop that is cut into steps: each variable of its clauses is an array in the chunk."""
     starts = {name: (t, start) for t, name, start in re.findall(r"(\w+) (\w+) = ([^;]+);", step.chunk)}
-    chunk, element, fold = step.chunk, step.element, ""
+    chunk, element, fold, sums = step.chunk, step.element, "", []
     for op, part in re.findall(r"reduction\((\S+):(\w+)\)", step.clauses):
         t, start = starts[part]
         chunk += f" alignas(64) {t} {part}s[{width}]; {for_('k', width)} {part}s[k] = {start};"
         element = re.sub(rf"\b{part}\b", f"{part}s[step]", element)
+        if op == "+" and t == "float":
+            sums.append(f"{part} = mc_fold<{width}>({part}s);")
+            continue
         each = f"{part}s[k]"
         fold += f" {part} = {each} {'>' if op == 'max' else '<'} {part} ? {each} : {part};" if op in ("max", "min") else \
             f" {part} {op}= {each};"
     if fold:
         fold = [SIMD + step.clauses, f"{for_('k', width)} {{{fold} }}"]
-    return replace(step, chunk=chunk, element=element, after=[*fold, *step.after], clauses="")
+    return replace(step, chunk=chunk, element=element, after=[*sums, *fold, *step.after], clauses="")
 
 
 # %% [markdown]
