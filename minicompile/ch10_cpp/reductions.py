@@ -33,7 +33,8 @@ from ..ch07_loops.lazy import linear
 from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.values import elements
 from ..errors import Unsupported
-from .lanes import STEP, TILE, WIDE, close_lanes, convert_halves, half_blocks, inlined, jumping, read_ahead, room, tabulate, worth_a_table
+from .lanes import (BYTES, STEP, TILE, WIDE, close_lanes, convert_halves, ends_ragged, half_blocks, inlined, jumping, read_ahead, room,
+                    side_by_side, tabulate, worth_a_table)
 from .nests import (SIMD, Count, Emitter, Scope, along_lane, best_lane, child, close, compute, direct_variable, for_, fresh, get,
                     index_text, lane_block, lane_headers, of_loop, shared, size_text, store_lines, unnamed)
 from .ops import HALVES, literal, memory_type, register_type
@@ -86,7 +87,7 @@ def emit_reductions(e: Emitter, function: Scope) -> None:
     length = product(v.size for v in kernel.reduction_vars)
     short = isinstance(length, int) and length <= 32 and column_lane is not None
     tie = column_lane is not None and column_vote == row_vote and present(column_lane.size) >= STEP and along_columns(e, column_lane)
-    if column_lane is not None and column_vote > row_vote or tie or short and (column_vote > 0 or ragged(e, length, column_lane)):
+    if column_lane is not None and column_vote > row_vote or tie or short and (column_vote > 0 or ragged(e, length, row_lane, column_lane)):
         emit_columns(e, function, column_lane)
     else:
         emit_rows(e, function, row_lane)
@@ -97,16 +98,22 @@ def emit_reductions(e: Emitter, function: Scope) -> None:
 # by one, each with an exponential of its own. Lanes across the rows leave nothing over. Then each load and store jumps, which costs as
 # much as a few additions: for sums of floats, rows stay rows, and so they do for integers (`of_integers`). A softmax over 7, 10 or 19
 # classes takes a fifth to a half of the time, and less of halves, which are converted sixteen at a time.
-# Their sums, too, stay rows where the last step of a row has all lanes (`lanes.py`).
+# Their sums, too, stay rows where the last step of a row has all lanes (`lanes.py`), and, longer than a step, where masks or bytes are
+# converted next to them; but only if all that they read lies side by side along the row. (With lanes along the row, a masked mean of 12
+# halves, whose count of integers has no such last step, took 1.5 times as long, and a sum of 15 halves that a table chooses twice.)
 
 # %%
-def ragged(e: Emitter, length: int, across: Symbol) -> bool:
+def ragged(e: Emitter, length: int, along: Symbol, across: Symbol) -> bool:
     """Do rows of this length leave so much work to scalars that lanes `across` them are better, though each load jumps?"""
     if present(across.size) < STEP:
         return False
     more = any(v.op in HEAVY for v in e.graph.values) or compares(e.graph.reductions) and not of_integers(e.graph.reductions)
-    if any(v.op == "load" and v.dtype in HALVES for v in e.graph.values):
-        return length % STEP != 0 and (more or not WIDE or length <= STEP // 2 or any(map(e.graph.is_element, e.graph.stores)))
+    loads = [v for v in e.graph.values if v.op == "load"]
+    if any(v.dtype in HALVES for v in loads):
+        beside = all(side_by_side(e, v, along) for v in loads if along in v.dims)
+        whole = ends_ragged(along, e.graph.values) or WIDE and length > STEP and any(v.dtype in BYTES for v in loads)
+        rows = length > STEP // 2 and beside and whole and not any(map(e.graph.is_element, e.graph.stores))
+        return length % STEP != 0 and (more or not rows)
     return length % (STEP // 2) != 0 and more
 
 

@@ -642,6 +642,31 @@ def test_the_last_step_of_a_row_has_all_lanes(size, dtype):
     assert torch.equal(got[:, [0, -1]], base[:, [0, -1]])
 
 
+def test_short_rows_of_halves_are_walked_along_where_this_is_faster():
+    """Not where integers are counted, whose last step has not all lanes, nor where what is read lies apart. Three floats need no step."""
+    def code(fn, *inputs):
+        return "".join(s.code for s in agree(fn, *inputs, rtol=2e-2, atol=2e-2))
+
+    def masked_mean(x, m):
+        return (x * m).sum(-1) / m.sum(-1).clamp(min=1)
+
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    table = torch.arange(15) * 3 % 15
+    for dtype in (torch.bfloat16, torch.float16):
+        def x(size, dtype=dtype):
+            return rand(64, size).to(dtype)
+        assert ("mc_lanes(steps)" in code(lambda x: x.sum(-1), x(12))) == wide
+        assert ("int64_t chunk" in code(masked_mean, x(20), rand(64, 20) > 0)) == wide
+        assert "int64_t chunk" not in code(masked_mean, x(12), rand(64, 12) > 0)
+        assert "int64_t chunk" not in code(lambda x: ((x > 0).sum(-1), x.sum(-1)), x(20))
+        assert "int64_t chunk" not in code(lambda x, i: x[:, i].sum(-1), x(15), table)
+        assert "int64_t chunk" not in code(lambda x, m: (F.pad(x, (1, 1)) * m).sum(-1), x(18), rand(64, 20) > 0)
+    for size in (3, 4, 5):
+        x, w = rand(64, size), rand(size, seed=1)
+        assert ("mc_lanes(steps)" in code(lambda x: x.sum(-1), x)) == (wide and size != 3)
+        assert ("mc_lanes(steps)" in code(lambda x, w: x + w, x, w)) == (wide and size != 4)
+
+
 def test_columns_of_few_rows_are_added_up_in_floats():
     source, = agree(lambda x: (x.sum(0), x.var(0), x.mean(0)), rand(64, 64), rtol=1e-5, atol=1e-5)
     assert "total" not in source.code and "centre" not in source.code
