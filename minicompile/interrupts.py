@@ -98,8 +98,9 @@ class ThreadState:
             torch._C._pop_torch_dispatch_stack(None)
         while torch._C._len_torch_function_stack() > self.depth:
             torch._C._pop_torch_function_stack()
-        if torch.is_grad_enabled() != self.grad:
-            torch._C._set_grad_enabled(self.grad)
+        with torch._C.DisableTorchFunction():           # at the recursion limit, a mode that sees these calls would end the process
+            if torch.is_grad_enabled() != self.grad:
+                torch._C._set_grad_enabled(self.grad)
         if autocast_states() != self.autocast:
             set_autocast(self.autocast)
 

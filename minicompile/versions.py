@@ -335,7 +335,8 @@ def raised_by_hook(error) -> bool:
 def leave_modes(grad: bool, error: BaseException) -> None:
     """Undo what a captured graph that has raised has switched on or off: gradients, and each `torch.autocast` that one of its variables
     still holds."""
-    torch._C._set_grad_enabled(grad)
+    with torch._C.DisableTorchFunction():               # at the recursion limit, a mode that sees this call would end the process
+        torch._C._set_grad_enabled(grad)
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename.startswith("<eval_with_key")]
     held = frames[0].f_locals.values() if frames else ()
     for entered in [value for value in held if isinstance(value, torch.autocast)][::-1]:

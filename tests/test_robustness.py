@@ -609,6 +609,31 @@ def test_recursion_as_deep_as_eager_allows():
     assert out == "True\nTrue\nTrue\n"
 
 
+@pytest.mark.processes
+def test_the_recursion_limit_inside_of_a_mode_of_functions():
+    """There PyTorch cannot import the module whose function it is to hand to the mode, and goes on with what it has not got."""
+    out = script("""
+        import torch
+        from minicompile.interrupts import ThreadState
+        from minicompile.versions import leave_modes
+        def deep(restore):
+            try:
+                deep(restore)
+            except RecursionError as error:
+                restore(error)
+                raise
+        before = ThreadState()
+        for restore in (lambda error: leave_modes(True, error), lambda error: before.restore()):
+            with torch.device("cpu"), torch.no_grad():
+                before.depth = torch._C._len_torch_function_stack()
+                try:
+                    deep(restore)
+                except RecursionError:
+                    print(torch._C._len_torch_function_stack())
+    """)
+    assert out == "1\n1\n"
+
+
 def at_depth(n, function):
     return function() if n == 0 else at_depth(n - 1, function)
 
