@@ -60,31 +60,6 @@ def _of_one_sample(out, x, *_):
     return _in_channels_last(out[None])[0] if last else out
 
 
-def _batch_norm_layout(out, x, *_):
-    """The same, but where sizes of 1 leave it open how an operand without gaps lies, it lies row by row, or else channels last."""
-    if out[0] is None:
-        return out
-    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
-    last = form and not x.is_contiguous() and (lies_channels_last(x) or x.is_contiguous(memory_format=form))
-    return (_in_channels_last(out[0]) if last else row_by_row(out[0])), *out[1:]
-
-
-def _with_statistics(out, x, *parameters):
-    """Mean and 1/std of halves have the dtype of the parameters; the meta kernels give them float32, or x's."""
-    dtype = next((p.dtype for p in parameters if p is not None), x.dtype)
-    return out[0], *(t.to(dtype) for t in out[1:3]), *out[3:]
-
-
-def _batch_norm_updated(out, x, weight, bias, mean=None, *_):
-    return _with_statistics(_batch_norm_layout(out, x), x, weight, bias, mean if isinstance(mean, torch.Tensor) else None)
-
-
-def _batch_norm(out, x, weight, bias, mean, var, training, *_):
-    """Without training there are no statistics to save."""
-    out = _batch_norm_updated(out, x, weight, bias, mean)
-    return out if training else (out[0], *(t.new_empty(0) for t in out[1:3]), *out[3:])
-
-
 def _column_major(out, position):
     """LAPACK answers column by column where cuSOLVER, which the meta kernels describe, answers row by row."""
     parts = list(out)
@@ -149,11 +124,39 @@ def _indexed(out, x, indices):
 
 
 # %% [markdown]
-# What is left are single operators whose meta kernel is wrong about a dtype or about the order of dimensions. They
-# stand in one table by operator, and each entry takes the meta kernel's answer and the operands, and returns the
-# answer of the real kernel.
+# A norm returns the mean and 1/std as well, which backward needs. Of halves they are float32 on a GPU, and on a CPU they have the dtype of
+# the parameters, where the meta kernels give float32, or x's.
 
 # %%
+def _batch_norm_layout(out, x, *_):
+    """As `_rows_or_channels_last`, but where sizes of 1 leave it open how an operand without gaps lies, row by row if it can be."""
+    if out[0] is None:
+        return out
+    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    last = form and not x.is_contiguous() and (lies_channels_last(x) or x.is_contiguous(memory_format=form))
+    return (_in_channels_last(out[0]) if last else row_by_row(out[0])), *out[1:]
+
+
+def statistics_dtype(x, *parameters) -> torch.dtype:
+    """In which a norm on a CPU returns mean and 1/std: that of the first parameter there is, or x's."""
+    return next((p.dtype for p in parameters if p is not None), x.dtype)
+
+
+def _with_statistics(out, x, *parameters):
+    dtype = statistics_dtype(x, *parameters)
+    return out[0], *(t.to(dtype) for t in out[1:3]), *out[3:]
+
+
+def _batch_norm_updated(out, x, weight, bias, mean=None, *_):
+    return _with_statistics(_batch_norm_layout(out, x), x, weight, bias, mean if isinstance(mean, torch.Tensor) else None)
+
+
+def _batch_norm(out, x, weight, bias, mean, var, training, *_):
+    """Without training there are no statistics to save."""
+    out = _batch_norm_updated(out, x, weight, bias, mean)
+    return out if training else (out[0], *(t.new_empty(0) for t in out[1:3]), *out[3:])
+
+
 def _group_norm(out, x, weight, bias, *_):
     return _with_statistics((_rows_or_channels_last(out[0], x), *out[1:]), x, weight, bias)
 
@@ -162,7 +165,12 @@ def _group_norm_backward_dtypes(out, grad, x, *_):
     """The gradient of x has x's dtype; the meta kernel gives it the weight's."""
     return (out[0] if out[0] is None else out[0].to(x.dtype), *out[1:])
 
+# %% [markdown]
+# What is left are single operators whose meta kernel is wrong about a dtype or about the order of dimensions. They
+# stand in one table by operator, and each entry takes the meta kernel's answer and the operands, and returns the
+# answer of the real kernel.
 
+# %%
 def _of_one_row(out, x, target, *_):
     """The loss of a single row without a batch is a number; the meta kernels give a vector of one."""
     loss, *rest = out if isinstance(out, tuple) else (out,)

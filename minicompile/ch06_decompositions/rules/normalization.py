@@ -12,6 +12,7 @@ import math
 
 import torch
 
+from ...ch01_graphs.rules.forms import statistics_dtype
 from ..table import HALF, decomposition, reduced_size, widen
 from .reductions import moments
 
@@ -87,14 +88,11 @@ def log_softmax_backward(grad, y, dim, input_dtype):
 # Eager keeps mean and 1/std for the gradient: in float32 on a GPU, in the dtype of the parameters on CPU.
 
 # %%
-def _stats_dtype(x, weight, bias=None):
+def _stats_dtype(x, *parameters):
     """The dtype in which eager returns saved statistics."""
     if x.dtype not in HALF:
         return x.dtype
-    if x.device.type != "cpu":
-        return torch.float32
-    parameter = weight if weight is not None else bias
-    return x.dtype if parameter is None else parameter.dtype
+    return statistics_dtype(x, *parameters) if x.device.type == "cpu" else torch.float32
 
 
 def _affine(n, weight, bias, place=widen):
@@ -281,7 +279,7 @@ def batch_norm_backward(grad, x, weight, running_mean, running_var, mean, rstd, 
             size = reduced_size(x, dims)
             dx = dx - _channels(x, total / size) - centered * _channels(x, dot / size * rstd * rstd)
         dx = (dx * _channels(x, rstd if weight is None else rstd * widen(weight))).to(x.dtype)
-    dtype = _stats_dtype(x, weight) if weight is None else weight.dtype
+    dtype = _stats_dtype(x) if weight is None else weight.dtype
     if output_mask[1]:
         dw = (dot * rstd).to(dtype)
     if output_mask[2]:
