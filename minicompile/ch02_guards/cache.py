@@ -140,9 +140,10 @@ def answers(cache: EntryCache, asked, entries: list, args):
     """Those of the entries that may fit, by the question that is kept in `asked`. (An entry must not hold itself: True stands for it.)"""
     question = asked.question
     if (question is None or question.entries != len(entries)) and cache.ask is not None:
-        question = asked.question = cache.ask(entries, [True] if asked is not cache else entries)
+        question = cache.ask(entries, [True] if asked is not cache else entries)
         if question is not None:
             question.entries = len(entries)
+        asked.question = question                                       # complete: another thread may read it at once
         if asked is cache and cache.entries != entries:                 # another thread, or the collector, has changed them
             cache.question = None
     return entries if question is None else question(*args)

@@ -568,6 +568,20 @@ def test_search_begins_with_the_versions_that_served_that_argument():
     assert search(versions, (None, *calls[0]), 0) == "none"
 
 
+def test_a_question_that_another_thread_may_ask_is_complete():
+    class Watched(EntryCache):
+        def __setattr__(self, name, value):
+            assert name != "question" or value is None or value.entries == 2
+            super().__setattr__(name, value)
+
+    def ask(entries, answers):
+        return lambda *args: answers
+    versions = Watched("", lambda *args: "none", lambda head: None, ask=ask)
+    for number in range(2):
+        add_entry(versions, Entry(lambda function, asked, number=number: number if number == asked else MISSED, [None], GuardSet()))
+    assert [search(versions, (None, number), 0) for number in range(3)] == [0, 1, "none"] and versions.question is not None
+
+
 def made_by_exec(text="def made(x): return x * 2 + 1"):
     namespace = {}
     exec(text, namespace)

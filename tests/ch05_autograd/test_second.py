@@ -638,6 +638,15 @@ def test_products_with_factors_of_zero(f):
     torch.testing.assert_close(compiled(torch.tensor(rows, requires_grad=True)), curvature(torch.tensor(rows, requires_grad=True)))
 
 
+@pytest.mark.parametrize("f", [lambda x: x.prod(-1), lambda x: x.cumprod(-1), lambda x: x.cumprod(0)], ids=["rows", "running", "columns"])
+def test_products_of_one_infinite_factor(f):
+    def gradient(x):
+        return torch.autograd.grad(f(x).sum(), x)[0]
+    x = torch.tensor([[2.0], [float("-inf")], [3.0]])
+    compiled = minicompile.compile(gradient, fullgraph=True)
+    torch.testing.assert_close(compiled(x.requires_grad_()), gradient(x), equal_nan=True)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_gradient_penalty_on_a_gpu(mode):

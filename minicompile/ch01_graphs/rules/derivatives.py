@@ -36,12 +36,13 @@ def derivative_of_extreme(given, grads):
 def derivative_of_running_product(given, grads):
     """What eager and later versions of PyTorch compute: in front of the first zero it divides by the factor, at the zero it takes
     the products without it, and behind it all is zero. PyTorch 2.11 takes steps for each element of `dim`, which nobody uses then.
-    These stay if they may be differentiated: behind a zero the gradient is 0, but not its derivative."""
+    These stay if they may be differentiated, since behind a zero the gradient is 0, but not its derivative, and for one element, which may
+    be infinite: there is nothing to divide."""
     node, [steps] = torch._C._current_autograd_node(), given
     x, result, grad, dim = node._saved_self, node._saved_result, grads[0], node._saved_dim
-    if steps is None or grad is None or x.is_complex() or x.dim() == 0 or torch.is_grad_enabled():
-        return None
     dim -= 2**64 if dim >= 2**63 else 0
+    if steps is None or grad is None or x.is_complex() or x.dim() == 0 or x.shape[dim] == 1 or torch.is_grad_enabled():
+        return None
     zeros = (x == 0).cumsum(dim)
 
     def share_in_all_behind(products):
