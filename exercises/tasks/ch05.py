@@ -190,7 +190,7 @@ memory, and numbers that Python thinks are equal.""", hints=[
     "When do two nodes surely compute the same? What do you have to remember of the nodes that you have seen?",
     "One walk, in order, with a dictionary from what decides (operator, arguments and keyword arguments, in the form that `_key` gives "
     "them) to the first such node. If a node is replaced before the next one is looked at, that one's arguments are the merged ones "
-    "already. UNIQUE, and what has an effect, takes no part.",
+    "already. What is unique (`is_unique`), and what has an effect, takes no part.",
     "A node that has an earlier twin hands over three things before it goes: its origins (after the twin's, each once), its location "
     "(`together`), and its readers. A key that cannot be hashed raises a TypeError, and such a node stays."])
 

@@ -36,7 +36,7 @@ from torch import fx
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import together
 from ..ch01_graphs.operators import NAMESPACES
-from .rules.operators import REFUSING, REFUSING_INTEGERS
+from .rules.operators import REFUSING, REFUSING_INTEGERS, ZEROS
 from .schemas import argument_of
 
 aten = torch.ops.aten
@@ -96,11 +96,20 @@ def eliminate_dead_code(gm: fx.GraphModule) -> None:
 # subtractions have equal operands, and are equal in their turn. One walk in the order of the graph finds both.
 #
 # Two nodes compute the same if they apply the same operator to the same arguments. Python says `1 == 1.0 ==
-# True`; the operators do not, so types are part of the key. Fresh uninitialised memory is never merged.
+# True`; the operators do not, so types are part of the key. Fresh uninitialised memory is never merged. Nor are zeros that are a
+# gradient: one that nobody asks for is left out later, with what is computed from it (`undefined.py`), and another stays.
 
 # %%
 UNIQUE = {aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
           aten.new_empty.default, aten.new_empty_strided.default}
+
+
+def is_zeros(node: fx.Node) -> bool:
+    return node.target in ZEROS or node.target is aten.full.default and node.args[1] == 0
+
+
+def is_unique(node: fx.Node) -> bool:
+    return node.target in UNIQUE or "tangents" in node.meta and is_zeros(node)
 
 
 def _key(argument):
@@ -117,11 +126,12 @@ def _key(argument):
 def merge_common_subexpressions(gm: fx.GraphModule) -> None:
     """Keep the first of all call_function nodes with equal target, arguments and keyword arguments (equal by
     `_key`), in place: readers of a later one read the first, the later one is erased, and its origins,
-    location (`together`) and tangents (if both have these) are added to those of the first. Nodes of UNIQUE, nodes
-    with an effect, and nodes whose key cannot be hashed stay. A node whose operands have become equal by merging is merged, too."""
+    location (`together`) and tangents (if both have these) are added to those of the first. Nodes that
+    are unique (`is_unique`), nodes with an effect, and nodes whose key cannot be hashed stay. A node whose operands have become equal
+    by merging is merged, too."""
     seen: dict = {}
     for node in list(gm.graph.nodes):
-        if node.op != "call_function" or node.target in UNIQUE or has_effect(node):
+        if node.op != "call_function" or is_unique(node) or has_effect(node):
             continue
         try:
             earlier = seen.setdefault((node.target, _key(node.args), _key(node.kwargs)), node)

@@ -388,7 +388,14 @@ def keep_gaps(f: Functionalizer, results) -> None:
 # `functionalize_with_mutations` is the walk. Placeholders and constants are memory that nobody has written yet. At the output,
 # inputs whose memory has a later version than at the beginning are those that the program writes, and the results are read,
 # after the two corrections above. Then come the refusals. `append_mutations` writes the final contents into the inputs, as last
-# nodes: the only writes of the new graph.
+# nodes: the only writes of the new graph. In
+#
+#     def remember(last, now):
+#         last.copy_(now)
+#         now.mul_(2)
+#
+# the final contents of `last` are `now`, as it came in, so `last` is written first. If `now` has to be written first as well, since it gets
+# what a third one held, or if the two exchange their contents, a copy is made ahead of all writes.
 
 # %%
 def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
@@ -421,11 +428,20 @@ def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, di
 
 
 def append_mutations(gm: fx.GraphModule, mutations: dict[str, fx.Node]) -> None:
-    """Copy the final contents into each mutated input, as the last nodes of the graph."""
+    """Copy the final contents into each mutated input, as the last nodes of the graph, ahead of others into those that show another one."""
     placeholders = {n.name: n for n in gm.graph.nodes if n.op == "placeholder"}
+    written = {storage_key(placeholders[name].meta["val"]): name for name in mutations}
+    shown = {name: written.get(storage_key(new.meta["val"]), name) for name, new in mutations.items()}
+    first = [name for name in mutations if shown[name] != name]
     output = next(iter(reversed(gm.graph.nodes)))
+    b, values = GraphBuilder(gm, gm.graph), dict(mutations)
     with gm.graph.inserting_before(output):
-        for name, new in mutations.items():
+        for name in first:
+            if shown[name] in first:
+                b.current = values[name]
+                values[name] = append_call(b, aten.clone.default, (values[name],))
+        for name in sorted(mutations, key=lambda name: name not in first):
+            new = values[name]
             copy = gm.graph.call_function(aten.copy_.default, (placeholders[name], new))
             copy_provenance(copy, new).meta["val"] = placeholders[name].meta["val"]
 

@@ -39,7 +39,7 @@ from .cleanup import clean
 from .functionalize import append_mutations, functionalize_with_mutations
 from .output_plan import OutputPlan, computes, places_of, view_chain
 from .registered import calls_operators_of
-from .undefined import ZEROS
+from .rules.operators import ZEROS
 
 aten = torch.ops.aten
 

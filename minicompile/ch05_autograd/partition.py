@@ -83,7 +83,7 @@ from ..ch01_graphs.layouts import is_dense
 from ..ch01_graphs.shapes import expr_of
 from ..errors import Unsupported
 from .aliases import viewed_argument
-from .cleanup import has_effect, is_random
+from .cleanup import has_effect, is_random, is_zeros
 from .joint import Joint
 from .maxflow import INFINITE, Network, add_edge, add_vertex, maximum_flow, sink_side
 from .output_plan import view_chain
@@ -163,7 +163,8 @@ def size_in_bytes(node: fx.Node) -> int:
 # A node that depends on a tangent can only run in backward. A node that an output needs has to run in
 # forward. A node that neither is true of (the comparison inside the derivative of `abs`) may run in either,
 # and the cut decides. But a library call of the engine's that no output needs runs in backward, as it does in eager: the zeros that are the
-# gradient of `ceil` depend on no tangent, nor does the derivative of a pool that is given them, and a kernel may raise. So does any
+# gradient of `ceil` depend on no tangent, nor does the derivative of a pool that is given them, and a kernel may raise. So do these zeros,
+# and what is computed from them: where no gradient comes to the `ceil`, they are left out (`undefined.py`). So does any
 # gradient: were it saved, a program that writes to it would write to what a second backward reads.
 
 # %%
@@ -211,9 +212,9 @@ def split_nodes(joint: Joint) -> Halves:
 
 
 def is_of_the_engine(node: fx.Node, handed_out: bool) -> bool:
-    """Is it a library call, or what is `handed_out` as a gradient, that the program has not asked for?"""
+    """Is it a library call, zeros for a gradient, or what is `handed_out` as one, that the program has not asked for?"""
     unasked = isinstance(node.target, torch._ops.OpOverload) and "asked" not in node.meta
-    return unasked and not has_effect(node) and (handed_out or not is_fusible(node))
+    return unasked and not has_effect(node) and (handed_out or not is_fusible(node) or "tangents" in node.meta and is_zeros(node))
 
 # %% [markdown]
 # ## Prices

@@ -57,8 +57,7 @@ from ..ch01_graphs.layouts import inverse, memory_order
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import present
 from .aliases import GraphBuilder, append_call
-from .cleanup import eliminate_dead_code, is_always_view
-from .rules.operators import ZEROS
+from .cleanup import eliminate_dead_code, is_always_view, is_zeros
 
 aten = torch.ops.aten
 
@@ -71,10 +70,6 @@ aten = torch.ops.aten
 # it reads is.
 
 # %%
-def _is_zeros(node: fx.Node) -> bool:
-    return node.target in ZEROS or node.target is aten.full.default and node.args[1] == 0
-
-
 def _behind(gm: fx.GraphModule) -> dict[fx.Node, set[int]]:
     """For each node that was recorded in a derivative the positions of the tangents that lead there; for a sum, those of its operands,
     too: the engine adds gradients between two derivatives."""
@@ -105,7 +100,7 @@ def _is_absent(node: fx.Node, absent: set[fx.Node], behind: set[int] | None, pos
         return reads and _is_form(node)
     if node.target is aten.add.Tensor and all(a in absent for a in node.args):
         return True
-    return behind <= positions and (reads or _is_zeros(node))
+    return behind <= positions and (reads or is_zeros(node))
 
 
 def _same_kind(a: fx.Node, b: fx.Node) -> bool:

@@ -139,6 +139,23 @@ def test_zeros_that_a_derivative_gives_are_numbers_also_beside_a_tangent_that_ne
             assert torch.equal(grads[0].isnan(), grads[1].isnan()) and torch.equal(*(g.nan_to_num() for g in grads)), (rung, used, grads)
 
 
+@pytest.mark.parametrize("step", [torch.sign, torch.floor, torch.round])
+def test_zeros_that_no_tangent_leads_to_are_not_computed_in_forward(step):
+    """What is computed of them depends on no tangent, and forward could do it: it is NaN."""
+    def fn(x):
+        scale = x.sigmoid().sum(0).log().sum() + torch.zeros(4, 3).sum()
+        return scale, step(x / scale)
+    for rung in ("aot_eager", "decomposed", "loops"):
+        compiled = minicompile.compile(fn, backend=rung)
+        for used in ([0], [1], [0, 1]):
+            grads = []
+            for f in (fn, compiled):
+                x = torch.tensor([[1.0, math.inf, 2.0], [3.0, 1.0, math.inf], [1.0, 2.0, 4.0], [0.0, 0.5, 1.0]]).requires_grad_()
+                sum(f(x)[i].sum() for i in used).backward()
+                grads.append(x.grad)
+            torch.testing.assert_close(*grads, equal_nan=True, msg=lambda text: f"{rung} {used}: {text}")
+
+
 def halves_of(x, k):
     """Sizes of one number that are spelled differently: half of a dimension, and half of it rounded up."""
     rows = x.sin().view(k.shape[0], -1, 4)

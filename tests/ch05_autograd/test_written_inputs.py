@@ -198,3 +198,41 @@ def test_tensors_lie_where_they_lay():
         lie_at([a], [1], there[:1])
     with pytest.raises(AttributeError):
         lie_at([5], [0], there[:1])
+
+
+def remembers(a, b, c):
+    total = a + b + c
+    b.copy_(a)
+    a.mul_(2)
+    return total
+
+
+def remembers_two(a, b, c):
+    total = a + b + c
+    c.copy_(b)
+    b.copy_(a[:])
+    a.copy_(total)
+    return total
+
+
+def exchanges(a, b, c):
+    total, old = a + b + c, a.view(-1)
+    old = old.clone()
+    a.copy_(b)
+    b.view(-1).copy_(old)
+    c.copy_(a.flip(0))
+    return total
+
+
+@pytest.mark.parametrize("rung", ["aot_eager", "decomposed", "loops", "cpp"])
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("fn", [remembers, remembers_two, exchanges])
+def test_what_an_input_held_is_written_to_another_before_it_is_written_itself(fn, learns, rung):
+    seen = []
+    for f in (fn, minicompile.compile(fn, backend=rung, fullgraph=True)):
+        given = [torch.arange(6.0).view(2, 3) * n for n in (1, 2, 3)]
+        w = torch.ones(3, requires_grad=learns)
+        for _ in range(2):
+            result = f(*given) * w
+        seen.append([*given, result])
+    assert all(map(torch.equal, *seen))
