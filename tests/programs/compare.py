@@ -51,6 +51,7 @@ OF_A_GRADIENT = "backward raised Tensor must have a last dimension with stride 1
 OF_A_VIEW = re.compile(r"Can't detach views in-place|Output \d+ of \w+ is a view and its base or another")
 NO_NODE = "out != nullptr INTERNAL ASSERT FAILED"
 BEYOND = "setStorage: sizes"                    # what `as_strided` is told that asks for more memory than there is
+OF_A_GPU = "not implemented for", "not correctly aligned"       # its kernels are not asked
 REFUSED = *OUTSIDE, "ZeroDivision"             # on a GPU no kernel refuses a zero, so that is nothing to keep from one
 PARTS = {"torch.complex64": "torch.float32", "torch.complex128": "torch.float64", "torch.complex32": "torch.float16"}
 HOOKS = {"_backward_hooks", "_forward_hooks"}   # by the numbers of all hooks of the process, of which a capture registers some
@@ -468,7 +469,7 @@ def compare(text, backend, statistics, settings):
                 return None
             path, x, y = found
             early = backend != "eager" and (a[0].startswith("backward raised") or SAVED[0] in a.error)
-            refusals = (*REFUSED, "not implemented for") if "DEVICE = 'cuda'" in text else REFUSED       # a GPU's kernel is not asked
+            refusals = (*REFUSED, *OF_A_GPU) if "DEVICE = 'cuda'" in text else REFUSED
             if path[:3] in ("[2]", "[3]") and (early or any(words in a.error for words in refusals)):
                 return None                                  # a kernel refused, or a backward raised in the middle: see README
             parts = "outcome", "result", "arguments", "globals", "output", "grad mode", "exception in handling"

@@ -139,9 +139,9 @@ class Noise(TorchDispatchMode):
             for t in a if isinstance(a, (list, tuple)) else [a]:
                 if i in written and isinstance(t, torch.Tensor):
                     self.disturb_(t)
-        if self.seed % 4 == 1 and torch.Tag.pointwise in func.tags and isinstance(out, torch.Tensor):
-            self.flush_(out, args)
         results = out if isinstance(out, (tuple, list)) else [out]
+        for t in results if self.seed % 4 == 1 else ():
+            self.flush_(t, args if torch.Tag.pointwise in func.tags else ())
         for t, spec in zip(results, schema.returns * (len(results) if len(schema.returns) == 1 else 1)):
             if isinstance(t, torch.Tensor) and spec.alias_info is None:
                 if name in BETWEEN:
@@ -180,9 +180,10 @@ class Noise(TorchDispatchMode):
                 t.copy_(torch.where((t == 0) & (wide != 0), wide.sign() * smallest, t))
 
     def flush_(self, t, operands):
-        """What a GPU makes of numbers below the normal ones may be zero: Triton's functions, `sin` as well as `fmod`, take them for it."""
-        for x in operands:
-            if isinstance(x, torch.Tensor) and x.is_cuda and x.dtype is torch.float32 and not overlaps(t):
+        """What a GPU makes of numbers below the normal ones may be zero, and so may such a result: Triton's functions, `sin` as well as
+        `fmod`, take them for it."""
+        for x in (t, *operands) if isinstance(t, torch.Tensor) and not overlaps(t) else ():
+            if isinstance(x, torch.Tensor) and x.is_cuda and x.dtype is torch.float32:
                 t.masked_fill_((x != 0) & (x.abs() < torch.finfo(x.dtype).tiny), 0)
 
     def run_widened(self, func, args, kwargs):

@@ -140,13 +140,15 @@ def program(seed: int) -> str:
     if "scheduler.step()" in after:
         extra = "scheduler = torch.optim.lr_scheduler." + rng.choice(["StepLR(optimizer, 2)", "ExponentialLR(optimizer, 0.9)",
                                                                        "LambdaLR(optimizer, lambda n: 1 / (n + 1))"]) + "\n"
-    body = [rng.choice(BEFORE), "model.steps += 1", rng.choice(LOSSES), rng.choice(BACKWARDS), *rng.choices(BETWEEN, k=rng.randint(0, 2)),
-            rng.choice(STEPS), *after]
+    body = [rng.choice(BEFORE), "model.steps += 1", loss := rng.choice(LOSSES), backward := rng.choice(BACKWARDS),
+            *rng.choices(BETWEEN, k=rng.randint(0, 2)), rng.choice(STEPS), *after]
     if rng.random() < 0.15:
         body.insert(rng.randrange(len(body)), rng.choice(BETWEEN))
     if rng.random() < 0.1:
         a, b = rng.sample(range(len(body)), 2)
         body[a], body[b] = body[b], body[a]
+    first, last = sorted((body.index(loss), body.index(backward)))
+    body = ["pass" if first < i < last and "ps[0].data" in line else line for i, line in enumerate(body)]      # unnoticed: see README
     head = HEAD.replace("{{", "{").replace("}}", "}")
     parts = {"layers": "\n".join(f"        {line}" for line in layers), "forward": "\n".join(f"        {line}" for line in forward),
              "optimizer": "torch.optim." + rng.choice(OPTIMIZERS).replace("{ps}", rng.choice(GROUPS)), "extra": extra}
