@@ -388,14 +388,9 @@ def keep_gaps(f: Functionalizer, results) -> None:
 # `functionalize_with_mutations` is the walk. Placeholders and constants are memory that nobody has written yet. At the output,
 # inputs whose memory has a later version than at the beginning are those that the program writes, and the results are read,
 # after the two corrections above. Then come the refusals. `append_mutations` writes the final contents into the inputs, as last
-# nodes: the only writes of the new graph. In
-#
-#     def remember(last, now):
-#         last.copy_(now)
-#         now.mul_(2)
-#
-# the final contents of `last` are `now`, as it came in, so `last` is written first. If `now` has to be written first as well, since it gets
-# what a third one held, or if the two exchange their contents, a copy is made ahead of all writes.
+# nodes: the only writes of the new graph. Of `last.copy_(now)` and then `now.mul_(2)` the final contents of `last` are `now`, as it came
+# in, so `last` is written first. If `now` has to be written first as well, since it gets what a third one held, or if the two exchange
+# their contents, a copy is made ahead of all writes.
 
 # %%
 def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, fx.Node]]:

@@ -139,7 +139,7 @@ MC float mc_round_fp16(float x) {
 }
 
 // ---- sixteen halves at once (n = 16, a constant), or the last few of a row
-#if defined(__AVX512BW__) && defined(__AVX512VL__) || defined(__F16C__) && defined(__AVX2__)
+#if defined(__AVX512BW__) || defined(__F16C__) && defined(__AVX2__)
 #ifdef __AVX512BW__
 #define MC_WIDTH 16
 #define MC_FROM_FP16(h) __builtin_ia32_vcvtph2ps512_mask(h, mc_floats(), -1, 4)
@@ -193,10 +193,16 @@ MC void mc_pack(uint16_t* to, mc_words a, mc_words b) {  // by halves of each: i
 #endif
 MC uint16_t mc_to_cut(float x) { return (uint16_t)(mc_bits<uint32_t>(x) >> 16); }  // bf16, where there is nothing to round
 // the last n of a row: `whole` says that what is to be stored lies in a whole vector
-#if defined(__AVX512BW__) && defined(__AVX512VL__) && !defined(__clang__)
+#if defined(__AVX512BW__) && !defined(__clang__)
 #define MC_MASK(n) (uint16_t)((1u << (n)) - 1)
-#define MC_LOAD_FEW(from) (mc_shorts)__builtin_ia32_loaddquhi256_mask((const short*)(from), mc_halves(), MC_MASK(n))
-#define MC_STORE_FEW(to, h) __builtin_ia32_storedquhi256_mask((short*)(to), (mc_halves)(h), MC_MASK(n))
+// (by instructions for 64 bytes, since those for fewer are switched off: see build.py)
+typedef short mc_all_halves __attribute__((vector_size(64), aligned(2)));
+typedef char mc_all_chars __attribute__((vector_size(64), aligned(1)));
+typedef int32_t mc_4 __attribute__((vector_size(16), aligned(1)));
+typedef int32_t mc_8 __attribute__((vector_size(32), aligned(1)));
+#define MC_FIRST(v) __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+#define MC_LOAD_FEW(from) (mc_shorts)MC_FIRST(__builtin_ia32_loaddquhi512_mask((const short*)(from), mc_all_halves(), MC_MASK(n)))
+#define MC_STORE_FEW(to, h) __builtin_ia32_storedquhi512_mask((short*)(to), (mc_all_halves)__builtin_ia32_si512_256si((mc_8)(h)), MC_MASK(n))
 #define MC_PART_IN(many) if (n != 16) { *(mc_floats*)to = many(MC_LOAD_FEW(from)); return; }
 #define MC_PART_OUT(many) if (n != 16 && whole) { MC_STORE_FEW(to, many(*(const mc_floats*)from)); return; }
 #define MC_PART_PACKED(many) if (n != 16 && whole) { MC_STORE_FEW(to, MC_SHORTS(many(*(const mc_floats*)from))); return; }
@@ -253,7 +259,7 @@ MC_NARROW(mc_narrow_cut, mc_narrow_few_cut, mc_to_cut, mc_words_cut, mc_words, M
 #ifdef MC_MASK  // bytes to and from integers
 typedef char mc_chars __attribute__((vector_size(16), aligned(1)));
 #define MC_WIDE(kind) {                                                                                            \
-    const mc_chars some = (mc_chars)__builtin_ia32_loaddquqi128_mask((const char*)from, mc_chars(), MC_MASK(n));   \
+    const mc_chars some = (mc_chars)MC_FIRST(__builtin_ia32_loaddquqi512_mask((const char*)from, mc_all_chars(), MC_MASK(n))); \
     const mc_chars c = n == 16 ? *(const mc_chars*)from : some;                                                    \
     *(mc_integers*)to = (mc_integers)__builtin_ia32_pmov##kind##512_mask(c, mc_integers(), -1);                    \
     return;                                                                                                        \
@@ -261,7 +267,7 @@ typedef char mc_chars __attribute__((vector_size(16), aligned(1)));
 #define MC_SLIM if (n == 16 || whole) {                                                                            \
     const mc_chars c = (mc_chars)__builtin_ia32_pmovdb512_mask(*(const mc_integers*)from, mc_chars(), -1);         \
     if (n == 16) *(mc_chars*)to = c;                                                                               \
-    else __builtin_ia32_storedquqi128_mask((char*)to, c, MC_MASK(n));                                              \
+    else __builtin_ia32_storedquqi512_mask((char*)to, (mc_all_chars)__builtin_ia32_si512_si((mc_4)c), MC_MASK(n)); \
     return;                                                                                                        \
   }
 #elif defined(MC_WIDTH) && !defined(__clang__)  // g++ would store four at a time what is then loaded by eights, and waits for that
