@@ -91,6 +91,10 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
 # Without a backward there is no node, and with it goes what a node sees to: that nothing inside is recorded. Host programs see to it
 # themselves; other callables, which may run operators one by one (`leaves_history`), run with gradients switched off. A graph that only
 # takes views of its inputs has nothing to run, and the views are made by `finish`.
+#
+# A program of kernels alone asks no operator of PyTorch, so that autocast and what operators raise do not concern it (`calls_library`). Its
+# function is called without more: while the frame hook is installed, each call of a Python function costs a tenth of a microsecond, and
+# eager adds two small tensors in two.
 
 # %%
 def _direct(joint: Joint, compile_aten: Compile) -> Callable:
@@ -98,7 +102,8 @@ def _direct(joint: Joint, compile_aten: Compile) -> Callable:
     leaves_history = getattr(compiled, "leaves_history", True)
     finish, complex_ones = build_finish(joint), complex_results(joint)
     nothing_computed = not joint.results and all(node.op != "call_function" for node in joint.gm.graph.nodes)
-    if not (torch.is_grad_enabled() or joint.written or only_results(joint)):      # the program itself may enable gradients for a view
+    as_computed = only_results(joint)
+    if not (torch.is_grad_enabled() or joint.written or as_computed):       # the program itself may enable gradients for a view
         finish = functools.partial(with_grad_mode, True, finish)
 
     def run(*inputs):
@@ -107,5 +112,11 @@ def _direct(joint: Joint, compile_aten: Compile) -> Callable:
         results = with_grad_mode(False, call_compiled, compiled, [*inputs]) if leaves_history else call_compiled(compiled, [*inputs])
         return finish(as_new(results, complex_ones) if leaves_history or complex_ones else results, inputs)
 
+    def run_kernels(*inputs):
+        results = compiled.run([*inputs]) if compiled.resolved else compiled([*inputs])
+        return tuple(results) if as_computed else finish(results, inputs)
+
+    if not (getattr(compiled, "calls_library", True) or nothing_computed or complex_ones):
+        run = run_kernels
     run.joint, run.partition, run.second = joint, None, None
     return run

@@ -528,6 +528,11 @@ class HostProgram:
             del found                       # a frame that holds its own exception lives until the garbage is collected
 
     @cached_property
+    def calls_library(self) -> bool:
+        """Whether an operator of PyTorch, or of somebody else, is called: what raises as one does, and asks for the state of PyTorch."""
+        return any(isinstance(s, Extern) for s in self.schedule.steps)
+
+    @cached_property
     def leaves_history(self) -> bool:
         """Whether gradients must be off while it runs: an operator of somebody else may call an `autograd.Function`."""
         return any(isinstance(s, Extern) and getattr(s.op, "namespace", None) != "aten" for s in self.schedule.steps)

@@ -1,5 +1,6 @@
 """Everything a caller can observe of a compiled region is as in eager: values, gradients, strides, aliasing, mutation, flags."""
 import gc
+import sys
 import weakref
 
 import pytest
@@ -21,6 +22,24 @@ from minicompile.errors import Unsupported
 
 def rand(*shape, grad=True, dtype=torch.float32):
     return torch.randn(*shape, dtype=dtype, requires_grad=grad)
+
+
+# ---- what a call costs
+
+def test_a_call_of_kernels_alone_runs_five_python_functions():
+    f = minicompile.compile(lambda x: x + 1)
+    x, called = torch.randn(8), set()
+    f(x), f(x)
+
+    def profile(frame, event, argument):
+        if event == "call":
+            called.add(frame.f_code.co_name)
+    sys.setprofile(profile)
+    try:
+        f(x)
+    finally:
+        sys.setprofile(None)
+    assert called == {"compiled", "is_dynamo_compiling", "__compiled_frame", "run_kernels", "call"}
 
 
 # ---- models
