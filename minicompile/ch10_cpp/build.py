@@ -30,7 +30,7 @@ import torch
 
 from ..cache import cache_key, cached_under, disk_cache, link_key, whole_file
 from ..ch08_fusion.kernel import KernelSource, LazyKernel
-from ..ch08_fusion.values import erf_polynomial
+from ..ch08_fusion.values import ERF_Q
 from ..errors import MinicompileError
 
 # %% [markdown]
@@ -130,7 +130,7 @@ def _glibc() -> int:
 @functools.cache
 def _companions() -> str:
     """All of them."""
-    defined = f"#define MC_GLIBC {_glibc()}\n#define MC_ERF_Q(t) {erf_polynomial('MC_FMA({}, t, {})')}\n"
+    defined = f"#define MC_GLIBC {_glibc()}\n#define MC_ERF_Q {', '.join(f'{c}f' for c in ERF_Q)}\n"
     return defined + _text("prelude.h") + _text("reductions.h")
 
 

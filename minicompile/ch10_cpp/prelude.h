@@ -171,6 +171,13 @@ MC mc_words mc_words_bf16(mc_floats x) {  // the words that MC_PACKED makes halv
   return (mc_words)(x != x ? mc_words() + 0x7fc0u : r);
 }
 MC mc_words mc_words_cut(mc_floats x) { return (mc_words)x >> 16; }
+#if defined(__AVX512BF16__) && MC_WIDTH == 16 && !defined(__clang__)  // the instruction makes 0 of what is subnormal (0x20)
+#define MC_INSTRUCTION_BF16
+MC mc_shorts mc_shorts_bf16(mc_floats x) {
+  if (__builtin_expect(__builtin_ia32_fpclassps512_mask(x, 0x20, -1) != 0, 0)) return MC_SHORTS(mc_words_bf16(x));
+  return (mc_shorts)__builtin_ia32_cvtneps2bf16_v16sf(x);
+}
+#endif
 #define MC_SIXTEEN(one, many, to_type, from_type)                         \
   _Pragma("GCC unroll 2") for (int64_t i = 0; i < 16; i += MC_WIDTH)      \
     *(to_type*)(to + i) = many(*(const from_type*)(from + i))
@@ -254,7 +261,11 @@ MC constexpr int64_t mc_lanes(int64_t n) { return (n + 15) / 16 * 16; }  // of t
 MC_WIDEN(mc_widen_fp16, mc_widen_few_fp16, mc_from_fp16, mc_floats_fp16)
 MC_WIDEN(mc_widen_bf16, mc_widen_few_bf16, mc_from_bf16, mc_floats_bf16)
 MC_NARROW(mc_narrow_fp16, mc_narrow_few_fp16, mc_to_fp16, mc_shorts_fp16, mc_shorts, MC_SIXTEEN, MC_PART_OUT)
+#ifdef MC_INSTRUCTION_BF16
+MC_NARROW(mc_narrow_bf16, mc_narrow_few_bf16, mc_to_bf16, mc_shorts_bf16, mc_shorts, MC_SIXTEEN, MC_PART_OUT)
+#else
 MC_NARROW(mc_narrow_bf16, mc_narrow_few_bf16, mc_to_bf16, mc_words_bf16, mc_words, MC_PACKED, MC_PART_PACKED)
+#endif
 MC_NARROW(mc_narrow_cut, mc_narrow_few_cut, mc_to_cut, mc_words_cut, mc_words, MC_PACKED, MC_PART_PACKED)
 #ifdef MC_MASK  // bytes to and from integers
 typedef char mc_chars __attribute__((vector_size(16), aligned(1)));
@@ -360,17 +371,13 @@ MC float mc_tanh(float x) {  // (e^2|x| - 1) / (e^2|x| + 1), exact near zero bec
   return __builtin_copysignf(t / (t + 2.0f), x);
 }
 
-// ---- logarithms: x = 2^e (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)), and log(1 + f) = f - f^2/2 + f^3 P(f)
+// ---- logarithms: x = 2^e (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)), and log(1 + f) = f - f^2/2 + f^3 P(f).
+// P by pairs of terms: one after another, each operation would wait for the last
 MC float mc_log1p_reduced(float f, float e) {
-  float p = MC_FMA(0.06915181f, f, -0.117897987f);
-  p = MC_FMA(p, f, 0.11873057f);
-  p = MC_FMA(p, f, -0.12384357f);
-  p = MC_FMA(p, f, 0.14218649f);
-  p = MC_FMA(p, f, -0.1666925f);
-  p = MC_FMA(p, f, 0.20002227f);
-  p = MC_FMA(p, f, -0.24999987f);
-  p = MC_FMA(p, f, 0.3333331f);
   const float f2 = f * f;
+  const float a = MC_FMA(-0.117897987f, f, 0.11873057f), b = MC_FMA(-0.12384357f, f, 0.14218649f);
+  const float c = MC_FMA(-0.1666925f, f, 0.20002227f), d = MC_FMA(-0.24999987f, f, 0.3333331f);
+  const float p = MC_FMA(MC_FMA(MC_FMA(0.06915181f, f2, a), f2, b), f2 * f2, MC_FMA(c, f2, d));
   const float tail = MC_FMA(p * f, f2, MC_FMA(e, -1.90465434e-9f, -0.5f * f2));
   return MC_FMA(e, 0.693147182f, f + tail);
 }
@@ -422,8 +429,14 @@ MC float mc_erf(float x) {
 }
 
 // ---- 1 + erf(x): 2^(t Q(t)) with t = |x| left of zero (ch08_fusion/values.py, which writes MC_ERF_Q); below 2^-127 nothing is left of it
+MC float mc_erf_q(float t, float a, float b, float c, float d, float e, float f, float g, float h) {  // by pairs of terms, as logarithms
+  const float t2 = t * t, high = MC_FMA(MC_FMA(a, t, b), t2, MC_FMA(c, t, d));
+  return MC_FMA(high, t2 * t2, MC_FMA(MC_FMA(e, t, f), t2, MC_FMA(g, t, h)));
+}
 MC float mc_erf_plus_one(float x) {
-  const float t = __builtin_fabsf(x), q = MC_ERF_Q(t) * t, left = mc_exp2_moderate(q < -127.0f ? -127.0f : q);
+  const float t = __builtin_fabsf(x);
+  const uint32_t q = mc_bits<uint32_t>(mc_erf_q(t, MC_ERF_Q) * t), least = 0xc2fe0000u;  // -127: of what is not above 0, the bits
+  const float left = mc_exp2_moderate(mc_bits<float>(q < least ? q : least));                // are larger as the number is smaller
   return x > 0.0f ? 2.0f - left : left;
 }
 

@@ -19,18 +19,22 @@ template <class T, class F> MC T mc_sum(int64_t count, F term) {
 
 // ---- partial sums, folded by halves where a vector has sixteen: one by one, each addition would wait for the last
 #ifdef __AVX512F__
-template <int n> struct mc_row { typedef float floats __attribute__((vector_size(4 * n))); };
-template <int n> struct mc_halves_of { typename mc_row<n / 2>::floats low, high; };
-template <int n> MC float mc_folded(typename mc_row<n>::floats parts) {
-  if constexpr (n == 2) return parts[0] + parts[1];
-  else {
-    const auto halves = mc_bits<mc_halves_of<n>>(parts);
-    return mc_folded<n / 2>(halves.low + halves.high);
-  }
+typedef float mc_row __attribute__((vector_size(64)));
+#ifdef __clang__
+#define MC_MOVED(x, ...) __builtin_shufflevector(x, x, __VA_ARGS__)
+#else
+typedef int32_t mc_places __attribute__((vector_size(64)));
+#define MC_MOVED(x, ...) __builtin_shuffle(x, mc_places{__VA_ARGS__})
+#endif
+MC float mc_folded(mc_row x) {
+  x += MC_MOVED(x, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
+  x += MC_MOVED(x, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);
+  x += MC_MOVED(x, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3);
+  return x[0] + x[1];
 }
 template <int n> MC float mc_fold(const float* parts) {
-  const mc_row<16>::floats* vectors = (const mc_row<16>::floats*)parts;
-  return mc_folded<16>(n == 16 ? vectors[0] : vectors[0] + vectors[n / 16 - 1]);
+  const mc_row* vectors = (const mc_row*)parts;
+  return mc_folded(n == 16 ? vectors[0] : vectors[0] + vectors[n / 16 - 1]);
 }
 #else
 template <int n> MC float mc_fold(const float* parts) {
