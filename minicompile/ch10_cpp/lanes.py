@@ -248,9 +248,9 @@ def half_blocks(e: Emitter, scope: Scope, accesses: Iterable[Value], lane: Symbo
 
 
 def close_lanes(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol, first: Int, count: Int | str, halves: list[Value],
-                width: int = 0) -> None:
+                width: int = 0, behind: Sequence[str] = ()) -> None:
     """Put the lane loop `inner`, of `count` lanes from `first` on, into the scope around, and that into the one around it:
-    in steps if there are `halves`, or a `width` of them is asked for."""
+    in steps if there are `halves`, or a `width` of them is asked for. behind: what follows each step."""
     around, define = inner.parent, f"const int64_t {lane.name} = {to_text(first + Symbol('lane').expr)};"
     if e.interior is not None:
         return close_interior(e, inner, pragma, lane)
@@ -261,7 +261,7 @@ def close_lanes(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol, first
     after = convert_halves(e, around, halves, lane, first + Symbol("at").expr)
     close(inner, [*pragma, for_("step", "mc_lanes(steps)" if e.padded else "steps")], ["const int64_t lane = at + step;", define])
     e.padded = False
-    around.lines += after
+    around.lines += [*behind, *after]
     rest = lane.size % width if isinstance(lane.size, int) else f"({count} - done) % {width}"
     rest = [f"if (done < {count}) run(done, {rest});"] if rest else []
     around.parent.lines += [*inlined(e, "const int64_t at, const int64_t steps", around.lines), "int64_t done = 0;",

@@ -36,6 +36,22 @@ template <int n> MC float mc_fold(const float* parts) {
   const mc_row* vectors = (const mc_row*)parts;
   return mc_folded(n == 16 ? vectors[0] : vectors[0] + vectors[n / 16 - 1]);
 }
+// the larger, or smaller, of each pair; a NaN of x is passed over
+#ifdef __clang__
+#define MC_MOST(name, op, instruction)                                                     \
+  template <int n> MC void name(float* most, const float* x) {                             \
+    for (int64_t k = 0; k < n; k++) most[k] = x[k] op most[k] ? x[k] : most[k];            \
+  }
+#else
+#define MC_MOST(name, op, instruction)                                                     \
+  template <int n> MC void name(float* most, const float* x) {                             \
+    mc_row *a = (mc_row*)most, *b = (mc_row*)x;                                            \
+    _Pragma("GCC unroll 2") for (int64_t k = 0; k < n / 16; k++)                           \
+      a[k] = __builtin_ia32_##instruction##512_mask(b[k], a[k], a[k], -1, 4);              \
+  }
+#endif
+MC_MOST(mc_most_max, >, maxps)
+MC_MOST(mc_most_min, <, minps)
 #else
 template <int n> MC float mc_fold(const float* parts) {
   float sum = 0;

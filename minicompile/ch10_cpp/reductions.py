@@ -184,7 +184,8 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
 @dataclass(eq=False)
 class RowStep:
     """What one reduction adds to a row pass: declarations before the row and before a chunk, the statement
-    per element, statements after a chunk, clauses of the simd loop, the text of the result or results, and statements after the row."""
+    per element, statements after a chunk, clauses of the simd loop, the text of the result or results, and statements after the row
+    and after a step of lanes."""
 
     row: str
     chunk: str
@@ -193,6 +194,7 @@ class RowStep:
     clauses: str
     result: str | tuple[str, ...]
     end: Sequence[str] = ()
+    behind: Sequence[str] = ()
 
 
 # %% [markdown]
@@ -246,7 +248,8 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
         count = f"{size} - chunk < {CHUNK} ? {size} - chunk : {CHUNK}"
     chunk.lines += [f"const int64_t count = {count};", *(line for s, mark in marked if s.chunk for line in mark(s.chunk))]
     pragma = [] if collide or integers else [SIMD + "".join(s.clauses for s in steps)]
-    close_lanes(e, inner, pragma, lane, Symbol("chunk").expr, "count", halves, width)
+    behind = [line for s, mark in marked if s.behind for line in mark(*s.behind)]
+    close_lanes(e, inner, pragma, lane, Symbol("chunk").expr, "count", halves, width, behind)
     chunk.lines += [line for s, mark in marked for line in mark(*s.after)]
     close(chunk, chunks)
     nest.lines += [line for s, mark in marked for line in mark(s.row)]
@@ -352,6 +355,10 @@ def _row_step(e: Emitter, r: Value, x: str, lane: Symbol, stores: bool) -> RowSt
 # With AVX-512 the partial sums are one vector or two. g++ adds the lanes of a short row one by one, and each addition waits for the last,
 # where halves of the vector are added in a quarter of the steps (`mc_fold`). So there short rows of floats are in steps as well, if these
 # are whole: a sum of rows of 16 to 64 takes seven tenths of the time, a softmax eight tenths.
+#
+# Of a maximum g++ makes one instruction only where the numbers come from memory. The last operation behind them it does once more under
+# the mask of the comparison, and each step waits for the mask of the last. So there a step puts its numbers into an array, and
+# `mc_most_max` takes the larger ones (`behind`).
 
 # %%
 def step_width(e: Emitter, reductions: list[Value], stores: list[Value], lane: Symbol) -> int:
@@ -367,10 +374,15 @@ def step_width(e: Emitter, reductions: list[Value], stores: list[Value], lane: S
 def _in_steps(step: RowStep, width: int) -> RowStep:
     """`step` for a lane loop that is cut into steps: each variable of its clauses is an array in the chunk."""
     starts = {name: (t, start) for t, name, start in re.findall(r"(\w+) (\w+) = ([^;]+);", step.chunk)}
-    chunk, element, fold, sums = step.chunk, step.element, "", []
+    chunk, element, fold, sums, behind = step.chunk, step.element, "", [], []
     for op, part in re.findall(r"reduction\((\S+):(\w+)\)", step.clauses):
         t, start = starts[part]
         chunk += f" alignas(64) {t} {part}s[{width}]; {for_('k', width)} {part}s[k] = {start};"
+        if WIDE and op in ("max", "min") and t == "float":
+            x = re.match(rf"{part} = (.+?) [<>] {part} ", element)[1]
+            chunk += f" alignas(64) float {part}x[{width}]; {for_('k', width)} {part}x[k] = {start};"
+            element = f"{part}x[step] = {x};" + element[element.index(";") + 1:]
+            behind.append(f"mc_most_{op}<{width}>(&{part}s[0], &{part}x[0]);")
         element = re.sub(rf"\b{part}\b", f"{part}s[step]", element)
         if op == "+" and t == "float":
             sums.append(f"{part} = mc_fold<{width}>({part}s);")
@@ -380,7 +392,7 @@ def _in_steps(step: RowStep, width: int) -> RowStep:
             f" {part} {op}= {each};"
     if fold:
         fold = [SIMD + step.clauses, f"{for_('k', width)} {{{fold} }}"]
-    return replace(step, chunk=chunk, element=element, after=[*sums, *fold, *step.after], clauses="")
+    return replace(step, chunk=chunk, element=element, after=[*sums, *fold, *step.after], clauses="", behind=behind)
 
 
 # %% [markdown]

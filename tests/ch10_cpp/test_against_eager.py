@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
+from minicompile.ch10_cpp.lanes import WIDE
 
 from .pipeline import compile_cpp
 
@@ -61,6 +62,16 @@ def test_chain(name, shape):
                                   "scaled_softmax"])
 def test_chain_in_double(name):
     agree(CHAINS[name], rand(9, 65).double(), rand(9, 65, seed=1).double(), rand(65, seed=2).double())
+
+
+@pytest.mark.parametrize("kind", ["amax", "amin"])
+def test_extremes_of_halves_are_taken_by_whole_vectors(kind):
+    """Also behind the last whole one, and beside a NaN."""
+    for length in (5, 16, 40, 530, 1001):
+        x = (-rand(5, length).abs() - 1).to(torch.bfloat16) * (1 if kind == "amax" else -1)
+        x[1, length // 2], x[2, -1], x[3] = math.nan, math.nan, math.inf if kind == "amin" else -math.inf
+        source, = agree(lambda x: getattr(x * 2, kind)(1), x, rtol=0, atol=0)
+        assert not WIDE or f"mc_most_{kind[1:]}<" in source.code
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
