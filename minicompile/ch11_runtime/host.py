@@ -280,9 +280,10 @@ def binding(step: Extern, buffers: dict) -> Callable:
 
 
 # %% [markdown]
-# `write_extern` writes the call in one of three forms. `mm` and its like write into memory that the plan has allocated,
-# `out=buf2`. What returns nothing that is read is only called. All others return tensors of their own: those are named, and
-# behind each stands the question whether its strides are the promised ones.
+# `write_extern` writes the call in one of four forms. `mm` and its like write into memory that the plan has allocated,
+# `out=buf2`. Memory of any value is allocated as the plan's own is, but where PyTorch has to fill it. What returns nothing that is read is
+# only called. All others return tensors of their own: those are named, and behind each stands the question whether its strides are the
+# promised ones.
 
 # %%
 def write_extern(w: Writer, step: Extern) -> None:
@@ -295,6 +296,8 @@ def write_extern(w: Writer, step: Extern) -> None:
         out = step.outputs[0]
         w.emit(f"{fn}({', '.join(args)}, out={view_text(w, View(out, buffers[out].layout))})")
         return
+    if step.op is torch.ops.aten.empty.memory_format and step.outputs[0] and not torch.are_deterministic_algorithms_enabled():
+        return write_allocation(w, step.outputs[0])
     op = binding(step, buffers)
     if not any(step.outputs):
         w.emit(f"{w.constant(op, 'x')}({', '.join(args)})")

@@ -363,3 +363,19 @@ def test_an_index_out_of_range_raises_what_eager_raises(fn, backend):
     for _ in range(2):
         with pytest.raises(type(plain.value)):
             step(x, at, kept)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_memory_of_any_value_is_allocated_like_other_memory(deterministic):
+    """But where PyTorch has to fill it."""
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        host = compiled(lambda x: [torch.bernoulli(x.new_empty(2, 3), 0.5) * x, x.new_empty(4)], [torch.ones(2, 3)])
+        torch.manual_seed(0)
+        drawn, unfilled = host([torch.ones(2, 3)])
+        torch.manual_seed(0)
+        assert torch.equal(drawn, torch.bernoulli(torch.empty(2, 3), 0.5)) and unfilled.shape == (4,)
+        assert len([name for name in host.namespace if re.fullmatch(r"x\d", name)]) == (3 if deterministic else 1)
+        assert not deterministic or unfilled.isnan().all()
+    finally:
+        torch.use_deterministic_algorithms(False)
