@@ -34,7 +34,9 @@ MC float mc_folded(mc_row x) {
 }
 template <int n> MC float mc_fold(const float* parts) {
   const mc_row* vectors = (const mc_row*)parts;
-  return mc_folded(n == 16 ? vectors[0] : vectors[0] + vectors[n / 16 - 1]);
+  if constexpr (n == 16) return mc_folded(vectors[0]);
+  else if constexpr (n == 32) return mc_folded(vectors[0] + vectors[1]);
+  else return mc_folded((vectors[0] + vectors[1]) + (vectors[2] + vectors[3]));  // n is 64
 }
 // the larger, or smaller, of each pair; a NaN of x is passed over
 #ifdef __clang__

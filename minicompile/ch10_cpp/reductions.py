@@ -352,9 +352,10 @@ def _row_step(e: Emitter, r: Value, x: str, lane: Symbol, stores: bool) -> RowSt
 # additions are what takes time: a sum of rows of a thousand floats takes two thirds as long. Next to an exponential they are done
 # in its shadow, and it needs the registers.
 #
-# With AVX-512 the partial sums are one vector or two. g++ adds the lanes of a short row one by one, and each addition waits for the last,
-# where halves of the vector are added in a quarter of the steps (`mc_fold`). So there short rows of floats are in steps as well, if these
-# are whole: a sum of rows of 16 to 64 takes seven tenths of the time, a softmax eight tenths.
+# With AVX-512 the partial sums are one vector or two, or four in a row of 512 and more where sums are all that is made. g++ adds the lanes
+# of a short row one by one, and each addition waits for the last, where halves of the vector are added in a quarter of the steps
+# (`mc_fold`). So there short rows of floats are in steps as well, if these are whole: a sum of rows of 16 to 64 takes seven tenths of the
+# time, a softmax eight tenths.
 #
 # Of a maximum g++ makes one instruction only where the numbers come from memory. The last operation behind them it does once more under
 # the mask of the comparison, and each step waits for the mask of the last. So there a step puts its numbers into an array, and
@@ -368,7 +369,9 @@ def step_width(e: Emitter, reductions: list[Value], stores: list[Value], lane: S
     if present(lane.size) < 4 * PARTIAL_SUMS:
         floats = any(r.args[0] == "sum" and accumulator_type(r) is torch.float32 for r in reductions)
         return STEP if WIDE and floats and isinstance(lane.size, int) and lane.size % STEP == 0 else 0
-    return PARTIAL_SUMS if folded and not heavy else 0
+    only_sums = len(reductions) <= 2 and all(r.args[0] == "sum" and accumulator_type(r) is torch.float32 for r in reductions)
+    more = WIDE and only_sums and present(lane.size) >= 16 * PARTIAL_SUMS
+    return (1 + more) * PARTIAL_SUMS if folded and not heavy else 0
 
 
 def _in_steps(step: RowStep, width: int) -> RowStep:

@@ -64,6 +64,13 @@ def test_chain_in_double(name):
     agree(CHAINS[name], rand(9, 65).double(), rand(9, 65, seed=1).double(), rand(65, seed=2).double())
 
 
+def test_a_long_row_that_is_only_added_up_has_more_partial_sums():
+    for fn, parts in ((lambda x: x.sum(1), 64), (lambda x: (x.sum(1), x.amax(1)), 32)):
+        for length in (512, 1001, 5000):
+            source, = agree(fn, rand(3, length), rtol=1e-5, atol=1e-4)
+            assert not WIDE or f"mc_fold<{parts}>" in source.code
+
+
 @pytest.mark.parametrize("kind", ["amax", "amin"])
 def test_extremes_of_halves_are_taken_by_whole_vectors(kind):
     """Also behind the last whole one, and beside a NaN."""
