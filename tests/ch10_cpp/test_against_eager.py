@@ -64,6 +64,18 @@ def test_chain_in_double(name):
     agree(CHAINS[name], rand(9, 65).double(), rand(9, 65, seed=1).double(), rand(65, seed=2).double())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_short_rows_of_halves_that_are_written_again_are_walked_along(dtype):
+    for length in (9, 17, 24, 31):
+        x = rand(40, length).abs().to(dtype)
+        for fn in (lambda x: x * torch.rsqrt(x.float().pow(2).mean(1, keepdim=True) + 1e-6).to(dtype),
+                   lambda x: x.float() / x.float().sum(1, True)):
+            source, = agree(fn, x, rtol=2e-2, atol=1e-3)
+            assert not WIDE or "mc_fold<16>" in source.code
+        source, = agree(lambda x: (x.float() / x.float().sum(1, True)).t().contiguous(), x, rtol=1e-4, atol=1e-4)     # not side by side
+        assert "mc_fold" not in source.code
+
+
 def test_a_long_row_that_is_only_added_up_has_more_partial_sums():
     for fn, parts in ((lambda x: x.sum(1), 64), (lambda x: (x.sum(1), x.amax(1)), 32)):
         for length in (512, 1001, 5000):
