@@ -39,7 +39,7 @@ template <int n> MC float mc_fold(const float* parts) {
   else return mc_folded((vectors[0] + vectors[1]) + (vectors[2] + vectors[3]));  // n is 64
 }
 // the larger, or smaller, of each pair; a NaN of x is passed over
-#ifdef __clang__
+#if defined(__clang__) || !defined(__AVX512F__)
 #define MC_MOST(name, op, instruction)                                                     \
   template <int n> MC void name(float* most, const float* x) {                             \
     for (int64_t k = 0; k < n; k++) most[k] = x[k] op most[k] ? x[k] : most[k];            \
