@@ -125,7 +125,7 @@ class ResumePoint:
         free = {} if current_code is None else {name.removeprefix(TAKEN): f"__F.__closure__[{i}]"
                                                 for i, name in enumerate(current_code.co_freevars)}
         closure = "".join({**free, **cells}.get(name, "__new_cell()") + ", " for name in self.cells)
-        arguments = "".join(text + ", " for text in [*(locals[name] for name in self.locals), *stack])
+        arguments = "".join(text + ", " for text in [*("None" if name in self.cells else locals[name] for name in self.locals), *stack])
         return f"__function({variable}, __G, {self.name!r}, None, ({closure})), ({arguments})"
 
 
@@ -165,7 +165,8 @@ def finish(call):
 # `NameError` for a free one, an `UnboundLocalError` for one of the function itself. So a cell that was the original's own is
 # moved from the free variable to one of its own in the beginning. The free one has another name (`TAKEN`), and an empty cell from then on:
 # under the same name, or with the same cell, `locals()` and a debugger would find the variable twice, and after a comprehension that hides
-# it (3.12) with the wrong value.
+# it (3.12) with the wrong value. `super()` looks for its object where the frame has its first argument, in a cell if that is shared with a
+# closure. So such an argument stays the first one, is given None, and has its cell in its place then.
 #
 # The code is made once. The record of the original owns its pieces, by what they were made for, and the
 # record of a resume function says what it is.
@@ -227,14 +228,13 @@ def original_position(code, offset: int):
 
 
 def needed_locals(code, offset: int) -> set:
-    """Names that the code from `offset` on may read. `super()` looks for self in the frame's first
-    argument."""
-    live = set(bc.live_locals(code, offset))
-    if "__class__" in code.co_freevars and code.co_argcount:
-        if code.co_varnames[0] in (*code.co_cellvars, *code.co_freevars):
-            raise Unsupported("graph break in a method with super() whose self is captured by a closure")
-        live.add(code.co_varnames[0])
-    return live
+    """Names that the code from `offset` on may read."""
+    return {*bc.live_locals(code, offset), *asked_by_super(code)}
+
+
+def asked_by_super(code) -> tuple:
+    """The name of the frame's first argument, where `super()` looks for self."""
+    return code.co_varnames[:1] if "__class__" in code.co_freevars and code.co_argcount else ()
 
 
 def make_resume(code, offset: int, bound: set | None, stack: tuple, results=()) -> ResumePoint:
@@ -244,7 +244,7 @@ def make_resume(code, offset: int, bound: set | None, stack: tuple, results=()) 
     stack slots, bottom first. results: names of the parameters that a step has computed. Raises Unsupported for generators and for
     unknown slots. """
     code, offset = original_position(code, offset)
-    parameters = parameters_at(code, offset, bound)
+    parameters = arguments_at(code, offset, bound)
     known, key = kept(pieces, code), (offset, parameters, tuple(stack))
     if key not in known:
         draft = Draft(code, offset, parameters, tuple(stack))
@@ -268,6 +268,12 @@ def parameters_at(code, offset, bound) -> tuple:
     live, cells = needed_locals(code, offset), (*code.co_cellvars, *code.co_freevars)
     return tuple(name for name in code.co_varnames
                  if name in live and name not in cells and (bound is None or name in bound))
+
+
+# %%
+def arguments_at(code, offset, bound) -> tuple:
+    """The parameters, after one that only keeps the place of self for `super()`, where self is shared with a closure."""
+    return (*(name for name in asked_by_super(code) if name in code.co_cellvars), *parameters_at(code, offset, bound))
 
 
 # %% [markdown]
@@ -345,7 +351,7 @@ def assemble(draft: Draft, name: str, with_original: bool, firm: bool = False):
     exits = tuple(f"__exit{n}" for n in range(draft.exits))
     varnames = (*draft.parameters, *draft.stack_names, *others, *exits)
     free = tuple(TAKEN + name for name in code.co_cellvars) + code.co_freevars
-    slot = {variable: index for index, variable in enumerate((*varnames, *code.co_cellvars, *free))}
+    slot = {variable: index for index, variable in enumerate(dict.fromkeys((*varnames, *code.co_cellvars, *free)))}
     original, handlers = [], list(draft.own)
     if with_original:                                # cells and free variables are set up differently below
         begin = next(n for n, i in enumerate(draft.instructions) if i.name == "RESUME") + 1
@@ -408,6 +414,7 @@ def take_cells(draft, slot) -> list:
     if not draft.cells:
         return []
     made = [("MAKE_CELL", slot[name]) for name in draft.code.co_cellvars] + [("COPY_FREE_VARS", len(draft.cells))]
+    made += [("DELETE_DEREF", slot[name]) for name in draft.parameters if name in draft.cells]
     for own, free in ((slot[name], slot[TAKEN + name]) for name in draft.code.co_cellvars):
         made += [("LOAD_FAST", free), ("LOAD_FAST", own), ("STORE_FAST", free), ("STORE_FAST", own)]
     return [bc.new(name, arg, position=draft.start.position) for name, arg in made]

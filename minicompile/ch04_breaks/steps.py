@@ -59,8 +59,8 @@ from ..ch03_capture.tracer import PYTHON
 from ..errors import Unsupported
 from . import bytecode as bc
 from .resume import (
-    CONTEXT, HANDLING, HAS_ARGUMENT, LASTI, NULL, VALUE, Draft, ResumePoint, TailCall, assemble,
-    make_resume, origin_of, parameters_at, pieces)
+    CONTEXT, HANDLING, HAS_ARGUMENT, LASTI, NULL, VALUE, Draft, ResumePoint, TailCall, arguments_at,
+    assemble, make_resume, origin_of, pieces)
 
 
 @dataclass(eq=False)
@@ -277,7 +277,7 @@ def make_step(code, path: list, bound: set, stack: tuple) -> ResumePoint:
     """The function that executes the instructions at the byte offsets `path` of `code` (an original), puts
     their result away and returns a TailCall, or the function's result. bound, stack: as for `make_resume`,
     at path[0]."""
-    parameters = parameters_at(code, path[0], bound)
+    parameters = arguments_at(code, path[0], bound)
     known, key = kept(pieces, code), (tuple(path), parameters, tuple(stack))
     if key in known:
         return known[key]
@@ -333,7 +333,7 @@ def put_away(w: Walk):
         returns = i.name == "RETURN_CONST" or i.name == "RETURN_VALUE" and w.fresh or \
             i.name in ("LOAD_CONST", "LOAD_FAST") and following == "RETURN_VALUE"
         if i is w.draft.start and w.kinds == list(w.draft.stack) and \
-                parameters_at(w.draft.code, i.offset, w.bound) == w.draft.parameters:
+                arguments_at(w.draft.code, i.offset, w.bound) == w.draft.parameters:
             w.draft.body.append(bc.new("JUMP_BACKWARD", target=w.draft.body[0], position=i.position))
             w.at = -1
         elif w.at in seen:
@@ -420,7 +420,10 @@ def return_to(out: Exit, point: ResumePoint, kinds) -> None:
     slots = [next(managers) if kind == CONTEXT else f"__exit{n}"
              for n, kind in enumerate(kinds) if kind in HAS_ARGUMENT]
     for variable in (*point.locals, *slots):
-        new("LOAD_FAST", variable)
+        if variable in point.cells:
+            new("LOAD_CONST", draft.constant(None))
+        else:
+            new("LOAD_FAST", variable)
     new("BUILD_TUPLE", len(point.locals) + len(slots))
     new("BUILD_TUPLE", 2)
     new("CALL", 1)

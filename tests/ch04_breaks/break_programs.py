@@ -752,6 +752,45 @@ def shared_and_hidden(x):
     return found, seen, get(), sorted(locals()), locals()["i"]
 
 
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def forward(self, x):
+        return x * self.factor
+
+
+class Shifted(Scaled):
+    def forward(self, x):
+        get = lambda: self.factor                                        # noqa: E731
+
+        def replace():
+            nonlocal self
+            self = Shifted(4)
+        for i in range(3):
+            x = super().forward(x) + get()
+            effect(i)
+        if get() == 3:
+            replace()
+        effect(sorted(locals()), locals()["self"] is self)
+        return super().forward(x), get()
+
+    def without(self, x):
+        get = lambda: self.factor                                        # noqa: E731
+        effect(get())
+        del self
+        x = x + 1
+        effect(x)
+        try:
+            return super().forward(x)
+        except (RuntimeError, NameError) as error:
+            return type(error), str(error), x + 1
+
+
+def super_of_a_self_that_a_closure_shares(x):
+    return Shifted(2).forward(x), Shifted(3).forward(x), Shifted(2).without(x)
+
+
 def class_that_is_no_cell_of_the_compiler(x):
     __class__ = Box
     get = lambda: __class__                                              # noqa: E731
