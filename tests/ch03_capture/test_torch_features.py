@@ -3275,6 +3275,47 @@ def test_a_tensor_that_a_cached_function_makes_of_what_varies_is_made_once(f):
     assert not seen.breaks
 
 
+READ = [2]
+
+
+def of_a_global(n):
+    return n * READ[0]
+
+
+def of_a_global_further_in(n):
+    return (lambda: of_a_global(n) / 2)()
+
+
+class WithFactor:
+    k = 2
+
+    @functools.lru_cache
+    def made(self, n):
+        return n * self.k
+
+
+def asked_after_a_write(x, made):
+    x.add_(1)
+    return x * made(3)
+
+
+def asked_for_a_size(x, made):
+    return x.new_ones(int(made(x.shape[0])))
+
+
+@pytest.mark.parametrize("asked", [asked_after_a_write, asked_for_a_size, lambda x, made: x * made(len(x)) + made(len(x) + 1)])
+@pytest.mark.parametrize("make", [of_a_global, of_a_global_further_in, WithFactor])
+def test_a_cached_number_is_that_of_the_first_call(asked, make):
+    def drive(called):
+        holder = WithFactor()
+        made, results = holder.made if make is WithFactor else functools.lru_cache(make), []
+        for factor, n in ((2, 3), (2, 4), (2, 5), (3, 4), (3, 5), (3, 6), (4, 6), (4, 7)):
+            READ[0] = holder.k = factor
+            results.append(called(torch.ones(n), made))
+        return results
+    check_same(drive(minicompile.compile(asked, backend="eager", fullgraph=asked is not asked_after_a_write)), drive(asked))
+
+
 def test_a_cached_function_that_raises_is_called_again():
     left = [2]
 

@@ -17,6 +17,7 @@ import contextvars
 import copy
 import copyreg
 import dataclasses
+import enum
 import fnmatch
 import functools
 import heapq
@@ -24,6 +25,7 @@ import importlib
 import inspect
 import json
 import logging
+import math
 import operator
 import posixpath
 import re
@@ -46,6 +48,7 @@ from ..calls import BY_CODE, HANDLED, REAL_CALLS, handles, inline_code, inline_f
 from ..comparisons import equal, truth
 from ..effects import effect_free
 from ..exceptions import user_error
+from ..inputs import wrap_dynamic_number
 from ..interpreter import covering, handled_exception, is_empty, read_cell, read_local, unless_raised
 from ..iterate import iterate, unpack
 from ..keys import hashes_by_identity, key_of, refuse_unhashable
@@ -56,8 +59,8 @@ from ..protocol import METHODS, method, special
 from ..subscripts import contains, set_item
 from ..tracer import answer, call, constant_source, guard, location, plain_python, say_where, unsupported
 from ..values import (
-    BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FALSE, FuncVal, Identity, IterVal, ListVal, MethodVal, NONE, NotConstant,
-    ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, boolean, const, describe, dict_of, is_class, is_identity)
+    BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FALSE, FuncVal, Identity, IterVal, ListVal, MethodVal, NONE, NUMBERS,
+    NotConstant, ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, boolean, const, describe, dict_of, is_class, is_identity)
 from ..varying import argument_at, call_at, varies_in
 from ..wrap import is_fixed, part, realize, wrap
 from .builtins_ import folded, refused
@@ -101,8 +104,9 @@ HANDLED[iter] = lambda tx, value, sentinel=None: iterate(tx, value) if sentinel 
 # these arguments, too (`call_at`). But of what is a number itself, the trace knows more if the function is inlined.
 #
 # After a write of the trace or under autocast the function might see what it should not, and what the trace has made cannot be an argument
-# before the graph runs. Then the function is inlined, and has to give a number or a constant. Only where an argument is a new tensor, which
-# no cache knows, may it give another one. What it raises is in no cache; that ends the graph, as side effects and random numbers do.
+# before the graph runs. Then the function is inlined, and has to give a number or a constant, made of its arguments alone
+# (`asks_only_arguments`): of a global that was another one the cache has the old answer. Only where an argument is a new tensor, which
+# no cache knows, may it ask and give more. What it raises is in no cache; that ends the graph, as side effects and random numbers do.
 #
 # A cache that the trace makes keeps its results in the trace, under keys by the rules of CPython: one `int` or `str` is a key itself, so
 # `f(1)` and `f(1.0)` are two calls. A cache for no results at all is no cache.
@@ -119,8 +123,11 @@ def call_cached(tx, function, args, kwargs):
             refuse_unhashable(value)
     if (known or is_early and not tx.contexts) and (found := found_again(tx, function, args, kwargs, known)) is not None:
         return found
+    is_new = any(type(v) is TensorVal and v.source is None for v in arguments)
+    if not is_new and not (all(map(is_numbers_only, arguments)) and asks_only_arguments(function.real)):
+        unsupported(tx, f"{describe(function)}, which may know an older answer")
     result = inline_cached(tx, function, args, kwargs)
-    if not is_numbers_only(result) and not any(type(v) is TensorVal and v.source is None for v in arguments):
+    if not is_new and not is_numbers_only(result):
         unsupported(tx, f"a result that {describe(function)} keeps")
     return result
 
@@ -145,8 +152,12 @@ def found_again(tx, function, args, kwargs, known: bool):
             return const(result)
     if id(result) not in tx.objects.tracked and any(value.source == source for value in tx.objects.tracked.values()):
         unsupported(tx, f"another result of {describe(function)}, whose cache has forgotten the first")
-    is_made_of_numbers = is_constant(result) and any(map(varies_in, (*args, *kwargs.values())))
-    return None if is_made_of_numbers else wrap(tx, result, source)
+    if is_constant(result) and any(map(varies_in, (*args, *kwargs.values()))):
+        if asks_only_arguments(function.real):
+            return None
+        if type(result) in NUMBERS:
+            return wrap_dynamic_number(tx, result, source)
+    return wrap(tx, result, source)
 
 
 def seen(value):
@@ -196,6 +207,26 @@ def inline_cached(tx, function, args, kwargs):
     finally:
         mode.draws = drawn or mode.draws
     return result
+
+
+def asks_only_arguments(function, *callers) -> bool:
+    """Whether what a function gives is made of its arguments alone: what its code names besides are functions, modules and classes."""
+    function = inspect.unwrap(function) if isinstance(function, functools._lru_cache_wrapper) else function
+    if type(function) is not types.FunctionType or function in callers:
+        return isinstance(function, UNCHANGING) or function in callers
+    codes, names = [function.__code__], set()
+    for code in codes:
+        names.update(code.co_names)
+        codes += [constant for constant in code.co_consts if type(constant) is types.CodeType]
+    known = [function.__globals__[name] for name in names if name in function.__globals__]
+    known += [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+    known += [vars(owner)[name] for owner in known if owner is not math and isinstance(owner, (type, types.ModuleType))
+              for name in names if name in vars(owner)]
+    return all(asks_only_arguments(value, function, *callers) for value in known)
+
+
+UNCHANGING = (type, types.ModuleType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+              enum.Enum, torch.dtype)
 
 
 def is_numbers_only(value) -> bool:
