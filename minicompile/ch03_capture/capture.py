@@ -192,6 +192,7 @@ def start_trace(func, args: dict, options: CaptureOptions, stop_at: int | None) 
     tx.guards.add(None, "TENSOR_METHODS", replaced := replaced_methods())
     if name := replaced_operator(replaced):
         raise SkipFrame(f"the program has replaced torch.Tensor.{name}, which the graph calls in many ways")
+    tx.tensors.replaced = frozenset(replaced)
     frame = Frame(code, func.__globals__)
     if any(name.startswith("__stack") for name in args):
         frame.stack = WaitingStack(tx)

@@ -150,6 +150,8 @@ TAKEN_FOR_OTHERS = (numpy.bool_, numpy.complex64)       # for a float or a bool,
 def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
     """Add a node for a call on values. target: a function, or the name of a method of the first argument."""
     kwargs = kwargs or {}
+    if type(target) is str and target in tx.tensors.replaced:
+        unsupported(tx, f"PyTorch's Tensor.{target}, which the program has replaced")
     if target in TAKES_SIZES:
         args = [args[0], *map(as_number, args[1:])]
     updated = updates(UPDATES[target], args, kwargs) if target in UPDATES else ()
@@ -407,6 +409,7 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
 # %% [markdown]
 # A program may add methods to the class, or put others in the place of those that it has. They are inlined as those of any class.
 # Operators and facts such as `shape` are asked for in too many ways for that: a program that replaces one of them is not captured.
+# PyTorch's own method, which the new one may call, has no name any more by which a graph could call it, and breaks the graph.
 
 # %%
 def of_program(tx: Tracer, tensor: TensorVal, found) -> AbstractValue | None:

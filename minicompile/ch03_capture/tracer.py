@@ -64,12 +64,13 @@ PYTHON = sys.version_info[:2]
 class Tensors:
     """mode: under which operations on fakes run. inputs: placeholder of the graph -> the object that it was made for; of_fake: id of a
     fake -> its value; in_memory: key of a storage -> values of the inputs that lie there; made_in_inference: keys of those whose
-    inputs were made in inference mode, where the program is not in it."""
+    inputs were made in inference mode, where the program is not in it; replaced: names of methods in whose place the program has others."""
     mode: FakeMode = field(default_factory=FakeMode)
     inputs: dict = field(default_factory=dict)
     of_fake: dict = field(default_factory=dict)
     in_memory: dict = field(default_factory=lambda: collections.defaultdict(list))
     made_in_inference: set[int] = field(default_factory=set)
+    replaced: frozenset = frozenset()
 
 
 @dataclass(eq=False)
