@@ -58,16 +58,23 @@ class Indexed:
         raise IndexError
 
 
-def by_index(tx, value):
+class by_index:
     """Python's oldest protocol: `value[0]`, `value[1]`, ... until an IndexError. After another error the same index is asked for."""
-    i = 0
 
-    def turn():
-        nonlocal i
-        item = unless_raised((IndexError, StopIteration), lambda: special(tx, value, "__getitem__", const(i)))
-        i += 1
+    def __init__(self, tx, value):
+        self.tx, self.value, self.index = tx, value, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        item = self.value and unless_raised(
+            (IndexError, StopIteration), lambda: special(self.tx, self.value, "__getitem__", const(self.index)))
+        if item is None:
+            self.value = None
+            raise StopIteration
+        self.index += 1
         return item
-    return iter(turn, None)
 
 
 class natively:
@@ -214,12 +221,29 @@ def item_of_turn(tx, iterator, item, source) -> AbstractValue:
 #
 # `list(x)`, `a, b = x` and `f(*x)` want every value. The program's iterator may never end, which in eager
 # code is an endless loop that a user can interrupt. Here it counts against the limit of instructions.
+#
+# Who makes a list or a tuple asks first how long it will be (`ask_length`). The answer changes nothing, but an object of the program has
+# code of its own for it, which may print, or raise.
 
 # %%
 @interprets
-def values_of(tx: Tracer, value: AbstractValue):
-    """A Python generator over the values of an iterable value."""
-    yield from rest_of(tx, iterate(tx, value))
+def values_of(tx: Tracer, value: AbstractValue, into=None):
+    """A Python generator over the values of an iterable value. into: the class of what CPython gathers them in."""
+    iterator = iterate(tx, value)
+    asked = value.it.value if type(value) is IterVal and type(value.it) is by_index else value
+    if into in (list, tuple) and type(asked) is ObjVal:
+        ask_length(tx, asked)
+    yield from rest_of(tx, iterator)
+
+
+def ask_length(tx: Tracer, value: AbstractValue) -> None:
+    """As `operator.length_hint`; a TypeError says that there is no answer."""
+    if unless_raised(TypeError, lambda: special(tx, value, "__len__")) is None:
+        answer = unless_raised(TypeError, lambda: special(tx, value, "__length_hint__"))
+        if answer is None or answer.cls is type(NotImplemented):
+            return
+        if answer.cls is not int or type(answer) is Const and answer.value < 0:
+            unsupported(tx, f"the __length_hint__ of {describe(value)}, which is no length")
 
 
 class rest_of:
@@ -256,7 +280,12 @@ def unpack(tx: Tracer, value: AbstractValue) -> list:
     """list(value), as a Python list of values."""
     if type(value) is TupleVal or type(value) is ListVal:
         return [realize(tx, item) for item in entries(tx, value)]
-    return list(values_of(tx, value))
+    return list(values_of(tx, value, list))
+
+
+def sequence(tx: Tracer, value: AbstractValue) -> list:
+    """The same where CPython is content with a sequence, and lists the iterator of anything else: it asks that for its iterator again."""
+    return unpack(tx, value if type(value) in (TupleVal, ListVal) else iterate(tx, value))
 
 
 def length(tx: Tracer, value: AbstractValue) -> AbstractValue:

@@ -49,7 +49,7 @@ import inspect
 import types
 from typing import Callable
 
-from .iterate import iterate, length, unpack
+from .iterate import iterate, length, sequence
 from .comparisons import equal_in_c
 from .operations import BINARY, fold_unknown
 from .protocol import METHODS
@@ -87,7 +87,7 @@ def method_of_constant(tx: Tracer, value: AbstractValue, name: str, args, kwargs
     if type(value) not in FOLDABLE or name in ("__enter__", "__exit__", "__call__"):
         unsupported(tx, reason)
     if type(value) is Const and value.cls is str and name == "join":
-        args = [TupleVal(items=unpack(tx, args[0]))]
+        args = [TupleVal(items=sequence(tx, args[0]))]
     of_class = getattr(value.cls, name, None) if type(value) in (Const, SymVal) else None
     method = of_class if isinstance(of_class, (types.MethodDescriptorType, types.WrapperDescriptorType)) else \
         lambda self, /, *args, **kwargs: getattr(self, name)(*args, **kwargs)

@@ -24,6 +24,7 @@
 
 # %%
 import builtins
+import itertools
 
 from ..ch02_guards.sources import DictGetSource, GlobalsSource, InstanceDictSource, ItemSource, Source
 from .attributes import get_attribute, set_attribute
@@ -31,7 +32,7 @@ from .comparisons import compare, identical, truth
 from .effects import touch
 from .exceptions import user_error
 from .interpreter import instructions, jump, let_go, opcode, pop_many, read_cell, read_local, store_local
-from .iterate import begun_before, iterate, next_value, unpack
+from .iterate import begun_before, iterate, next_value, rest_of, unpack
 from .keys import key_of
 from .methods import call_method
 from .operations import binary, fold, joined, later, unary
@@ -470,13 +471,21 @@ def dict_merge(tx, frame, i, other):
     call_method(tx, target, "update", [named])
 
 
+def to_unpack(tx, sequence, before: int, starred: bool) -> list:
+    """The first values, and if there are so many, one more, which is too many, or for a star the list that CPython makes of the rest."""
+    iterator = iterate(tx, sequence)
+    first = list(itertools.islice(rest_of(tx, iterator), before if starred else before + 1))
+    return first + (unpack(tx, iterator) if starred and len(first) == before else [])
+
+
 @opcode("UNPACK_SEQUENCE", "UNPACK_EX")
 def unpack_values(tx, frame, i, sequence):
     """`a, b = sequence`, or with a star: the `before` names, a list, the `after` names."""
     if type(sequence) is Const and not hasattr(sequence.value, "__iter__"):
         user_error(TypeError, f"cannot unpack non-iterable {type(sequence.value).__name__} object")
-    starred, items = i.opname == "UNPACK_EX", unpack(tx, sequence)
+    starred = i.opname == "UNPACK_EX"
     before, after = (i.arg & 0xFF, i.arg >> 8) if starred else (i.arg, 0)
+    items = unpack(tx, sequence) if type(sequence) in (TupleVal, ListVal) else to_unpack(tx, sequence, before, starred)
     end = len(items) - after
     if end < before:
         user_error(ValueError, f"not enough values to unpack (expected {'at least ' * starred}{before + after}, got {len(items)})")

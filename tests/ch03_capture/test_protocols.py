@@ -693,3 +693,81 @@ def test_which_method_makes_a_number():
             compiled = minicompile.compile(f, backend="eager")
             for n in (3, 4, 5):
                 assert repr(compiled(torch.ones(n), make())) == repr(f(torch.ones(n), make()))
+
+
+def test_who_makes_a_list_asks_how_long_it_will_be():
+    log = []
+
+    class Indexed:
+        def __init__(self, error=None):
+            self.error = error
+
+        def __len__(self):
+            log.append("len")
+            if self.error:
+                raise self.error
+            return 3
+
+        def __getitem__(self, i):
+            log.append(i)
+            return [1, 2, 3][i]
+
+    class Hinted:
+        def __init__(self, hint):
+            self.hint = hint
+
+        def __iter__(self):
+            log.append("iter")
+            return iter([1, 2])
+
+        def __length_hint__(self):
+            log.append("hint")
+            if isinstance(self.hint, Exception):
+                raise self.hint
+            return self.hint
+
+    class Counter:
+        left = 3
+
+        def __iter__(self):
+            log.append("iter")
+            return self
+
+        def __next__(self):
+            log.append("next")
+            self.left -= 1
+            if self.left < 0:
+                raise StopIteration
+            return self.left
+
+        def __length_hint__(self):
+            log.append("hint")
+            return self.left
+
+    def f(x, make):
+        (a, *b), (*c, d), items = make(), make(), [0]
+        items.extend(make())
+        items += make()
+        items[1:2] = make()
+        found = [list(make()), tuple(make()), [*make()], {*make()}, set(make()), sorted(make()), (lambda *v: len(v))(*make()), sum(make()),
+                 [v for v in make()], dict.fromkeys(make()), list(zip(make(), make())), collections.deque(make()),
+                 "".join(map(str, make()))]
+        try:
+            a, b = Counter()
+        except ValueError as error:
+            found.append(str(error))
+        return x + 1, a, b, c, d, items, found
+
+    makers = [Indexed, Counter, lambda: Hinted(4), lambda: Hinted(NotImplemented),
+              *(functools.partial(of, error) for of in (Indexed, Hinted) for error in (TypeError("none"), KeyError("none"))),
+              lambda: Hinted(-1), lambda: Hinted("4")]
+    compiled = minicompile.compile(f, backend="eager")
+    for make in makers:
+        seen = []
+        for function in (f, compiled, compiled):
+            log.clear()
+            try:
+                seen.append((function(torch.ones(2), make)[1:], log.copy()))
+            except Exception as error:
+                seen.append((type(error), str(error), log.copy()))
+        assert seen[0] == seen[1] == seen[2], make

@@ -62,7 +62,7 @@ def filled(tx, dictionary, other, kwargs=None):
 
 
 def from_keys(cls, tx, keys, value=NONE):
-    return filled(tx, DictVal(cls=cls), ListVal(items=[TupleVal(items=[key, value]) for key in unpack(tx, keys)]))
+    return filled(tx, DictVal(cls=cls), ListVal(items=[TupleVal(items=[key, value]) for key in values_of(tx, keys)]))
 
 
 def torch_size(tx, items) -> TupleVal:
@@ -90,7 +90,7 @@ HANDLED.update({
     set: lambda tx, items=EMPTY: set_of(tx, items),
     frozenset: lambda tx, items=EMPTY: items if items.cls is frozenset else set_of(tx, items, frozenset),
     collections.deque: lambda tx, items=EMPTY, maxlen=NONE: ListVal(
-        items=collections.deque(unpack(tx, items), maxlen.value), cls=collections.deque),
+        items=collections.deque(values_of(tx, items), maxlen.value), cls=collections.deque),
     slice: lambda tx, start, stop=None, step=NONE, /: SliceVal(NONE, start, NONE) if stop is None else SliceVal(start, stop, step),
     dict: lambda tx, other=None, /, **kwargs: filled(tx, DictVal(), other, kwargs),
     **{cls.fromkeys: functools.partial(from_keys, cls) for cls in (dict, collections.OrderedDict, collections.defaultdict)},

@@ -20,7 +20,7 @@ from ..comparisons import Deputy, deputies, truth
 from ..effects import touch
 from ..exceptions import user_error, user_errors
 from ..interpreter import advance, unless_raised
-from ..iterate import length, next_value, unpack, values_of
+from ..iterate import length, next_value, sequence, unpack, values_of
 from ..keys import entries, guard_keys, key_of, key_sought, value_of_key
 from ..lookup import python_method
 from ..protocol import METHODS, as_dict, method
@@ -82,7 +82,7 @@ def in_turn(kind, name, one):
     def apply(tx, self, *others):
         if not any(type(other) in RUNS_CODE for other in others):
             return at_once(tx, self, *others)
-        for item in itertools.chain.from_iterable(values_of(tx, other) for other in others):
+        for item in itertools.chain.from_iterable(values_of(tx, other, self.cls) for other in others):
             METHODS[kind, one](tx, self, item)
 
 
@@ -233,7 +233,7 @@ for _name, _of_lengths in OF_LENGTHS.items():
 @method(ViewVal, "isdisjoint")
 def view_isdisjoint(tx, self, other):
     if self.kind != "values":
-        return boolean(not any(contains(tx, self, item) for item in unpack(tx, other)))
+        return boolean(not any(contains(tx, self, item) for item in values_of(tx, other)))
 
 
 # %% [markdown]
@@ -325,7 +325,7 @@ def pairs_of(tx, value):
             yield key, get_item(tx, value, key)
     else:
         for item in values_of(tx, value):
-            pair = unpack(tx, item) if hasattr(item.cls, "__iter__") else ()
+            pair = sequence(tx, item) if hasattr(item.cls, "__iter__") else ()
             if len(pair) != 2:
                 unsupported(tx, "a dictionary of what are no pairs")
             yield pair
@@ -378,7 +378,7 @@ def keys_of(tx, value):
     """What stands for a value where Python's own methods of sets take it."""
     if type(value) is SetVal:
         return order_of(tx, value)
-    keys = [key_of(tx, item) for item in unpack(tx, value)]
+    keys = [key_of(tx, item) for item in values_of(tx, value)]
     return dict.fromkeys(keys) if type(value) is DictVal else keys
 
 

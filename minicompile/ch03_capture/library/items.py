@@ -25,7 +25,7 @@ from ..builders import as_python
 from ..comparisons import compare, equal, truth
 from ..effects import touch, written_storages
 from ..exceptions import user_error, user_errors
-from ..iterate import unpack, values_of
+from ..iterate import sequence, values_of
 from ..keys import counted, entries, guard_found, guard_keys, has_number, is_asked, is_plain_key, key_in, key_of, key_sought
 from ..lookup import lookup, python_method
 from ..operations import binary, fold
@@ -106,7 +106,7 @@ def is_appended(container: ListVal, index: int) -> bool:
 @method(ListVal, "__setitem__")
 def store_in_list(tx, self, key, value):
     index = index_of(tx, key)
-    new = unpack(tx, value) if isinstance(index, slice) else value
+    new = sequence(tx, value) if isinstance(index, slice) else value
     guard_keys(tx, self)
     touch(tx, self)
     with user_errors():
