@@ -59,14 +59,15 @@ def explain_miss(state: FrameState, function, args) -> str:
 
 # %% [markdown]
 # The guard that failed is also one to ask first the next time, unless to ask is to call the program, which might not call that function
-# then. `ask_first` collects such guards in the entry's `telling`. Of those `question_about` makes a small function for chapter 2's
-# `search`, which is told what entries are worth the whole check. From the versions of another model nothing is learned. At a miss they,
-# too, are asked for these guards first: a model in each of a hundred calls would otherwise have all guards of all the others evaluated.
+# then, or to compute what the guards before it keep small. `ask_first` collects such guards in the entry's `telling`. Of those
+# `question_about` makes a small function for chapter 2's `search`, which is told what entries are worth the whole check. From the
+# versions of another model nothing is learned. At a miss they, too, are asked for these guards first: a model in each of a hundred calls
+# would otherwise have all guards of all the others evaluated.
 
 # %%
 def ask_first(state: FrameState, entry, guard) -> None:
     """Have the entry asked for this guard, which has failed, before all others."""
-    if not codegen.calls_of_program(guard) and not any(guard is told for told in entry.telling):
+    if not codegen.calls_of_program(guard) and not codegen.asks_python(guard) and not any(guard is told for told in entry.telling):
         entry.telling.append(guard)
         entry.question = state.cache.question = None
 

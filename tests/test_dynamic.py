@@ -7,6 +7,7 @@ import operator
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -1155,3 +1156,19 @@ def test_numpy_warns_of_a_number_as_often_as_in_eager(f):
             found.append(sorted(str(w.message) for w in given))
         return found
     assert counts(minicompile.compile(f, backend="eager")) == counts(f)
+
+
+@pytest.mark.parametrize("f", [lambda x, n: (x + n * 0.0, 2 ** min(n, 20)), lambda x, n: (x, 2 ** n if n < 100 else 0),
+                               lambda x, n: (x * 2, len("ab" * n) if n < 100 else n)])
+def test_what_is_computed_behind_a_question_about_a_number_is_not_computed_for_others(f):
+    def late(*_):
+        pytest.fail("it does not end")
+    compiled, x = minicompile.compile(f, backend="eager"), torch.ones(2)
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(30)
+    try:
+        for n in (3, 4, 5, 50, 60, 10 ** 11, 51, 10 ** 12):
+            assert compiled(x, n)[1] == f(x, n)[1]
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

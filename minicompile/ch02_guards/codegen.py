@@ -269,6 +269,12 @@ def calls_of_program(guard) -> list:
             isinstance(way, ComputedSource) and any(isinstance(x, ConstantSource) and has_cache(x.value) for x in way.operands)]
 
 
+def asks_python(guard) -> bool:
+    """Whether to ask is to let Python compute something of numbers, which only the guards before may have kept small."""
+    add_ways((guard.source, guard.expected), ways := set())
+    return any(isinstance(way, ComputedSource) for way in ways)
+
+
 def has_cache(function) -> bool:
     return isinstance(strongly(function), functools._lru_cache_wrapper)
 
@@ -564,12 +570,15 @@ def failing_guard(guards, code, function, args, constants=()):
 
 
 def failing_guards(guards, code, function, args, constants):
-    """(guard, explanation) of each guard that does not hold for this call. The program is not called for a version that does not fit."""
+    """(guard, explanation) of each guard that does not hold for this call. For a version that does not fit the program is not called, and
+    nothing is computed: `2 ** n` may be asked behind `n < 20`, and does not end for any n."""
     namespace = call_namespace(code, function, args, constants)
     emitter, known, strange, failed = Emitter(frozenset(), constants=namespace), {}, set(), False
     for calls, guard in ((n > 0, guard) for n, turn in enumerate(turns_of(guards)) for guard in turn):
         if failed and calls:
             return
+        if failed and asks_python(guard):
+            continue
         if strange:
             add_ways((guard.source, guard.expected), ways := set())
             if ways & strange:
