@@ -41,6 +41,7 @@ from __future__ import annotations
 import functools
 import linecache
 import re
+import sys
 import types
 import weakref
 from dataclasses import dataclass, field, replace
@@ -233,13 +234,14 @@ def eager_callable(gm: fx.GraphModule) -> Callable:
 
 # %% [markdown]
 # The code calls functions by their names, and a few functions of C++ have that of a Python function around them: a graph of `torch.cdist`
-# has a call of `torch._VF.cdist`, which says that its name is `torch.cdist`. A `partial` of it, which may have any name, tells its own.
+# has a call of `torch._VF.cdist`, which says that its name is `torch.cdist`. A `partial` of it, which may have any name, tells its own. One
+# of a function in whose place the program has put another has a name that is no module's, so the code holds it.
 
 # %%
 def is_wrapped(node: fx.Node) -> bool:
-    """Is it a call of a function of C++ whose name is that of another?"""
+    """Is it a call of a function whose name is that of another?"""
     f = node.target
-    return type(f) is types.BuiltinFunctionType and f.__module__ == "torch" and getattr(torch, f.__name__, f) is not f
+    return type(f) in (types.BuiltinFunctionType, types.FunctionType) and getattr(sys.modules.get(f.__module__), f.__name__, f) is not f
 
 
 def with_own_names(gm: fx.GraphModule) -> fx.GraphModule:
@@ -251,7 +253,8 @@ def with_own_names(gm: fx.GraphModule) -> fx.GraphModule:
         env[node] = copied = graph.node_copy(node, env.__getitem__)
         if is_wrapped(node):
             copied.target = functools.partial(node.target)
-            copied.target.__name__, copied.target.__module__ = node.target.__name__, "torch._VF"
+            copied.target.__name__ = name = node.target.__name__
+            copied.target.__module__ = "torch._VF" if getattr(torch._VF, name, None) is node.target else "replaced"
     return graph_module(gm, graph)
 
 

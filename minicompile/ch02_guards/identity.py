@@ -57,7 +57,10 @@ def full_name(cls: type) -> tuple[str, str]:
 
 
 def module_name(thing) -> str:
-    """The module of which a class, a function or a namespace says that it is; "" if none, since programs write and delete these names."""
+    """The module of which a class, a function or a namespace says that it is; "" if none, since programs write and delete these names. What
+    `functools.wraps` has written into a function of the program is no answer: that is of the module whose globals it has."""
+    if type(thing) is types.FunctionType and (own := module_name(thing.__globals__)).partition(".")[0] not in LIBRARIES:
+        return own
     if type(thing) is dict:
         name = thing.get("__name__")
     else:

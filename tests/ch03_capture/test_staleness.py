@@ -13,6 +13,7 @@ import unittest.mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from recorders import Recorder, same
 
 import minicompile
@@ -1058,6 +1059,35 @@ def test_what_is_replaced_in_the_library(function, owner, name, new, first, monk
                 patch.setattr(owner, name, new, raising=False)
             expected, got = function(x), compiled(x)
         assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("function, owner, name", [
+    (lambda x: torch.relu(x), torch, "relu"), (lambda x: torch.relu(x), F, "relu"), (lambda x: F.relu(x) + 1, F, "relu"),
+    (lambda x: F.softmax(x, 0), F, "softmax"), (lambda x: F.linear(x, torch.ones(3, 2)), F, "linear"), (lambda x: F.gelu(x), F, "gelu"),
+    (lambda x: F.scaled_dot_product_attention(*[x[None, :, None]] * 3), F, "scaled_dot_product_attention"),
+    (lambda x: F.max_pool1d(x[None], 2), F, "max_pool1d"), (lambda x: F.one_hot(x.long() + 1), F, "one_hot"),
+    (lambda x: torch.linalg.norm(x), torch.linalg, "norm"), (lambda x: torch.cdist(x[:, None], x[:, None]), torch, "cdist")],
+    ids=lambda v: v if type(v) is str else "")
+@pytest.mark.parametrize("named_alike", (False, True))
+@pytest.mark.parametrize("backend", ("eager", "aot_eager", "cpp"))
+def test_what_calls_the_function_in_whose_place_it_is(function, owner, name, named_alike, backend, monkeypatch, fresh):
+    """A wrapper that `functools.wraps` has given the name and the module of the library's function, or none of that."""
+    own, called, x = getattr(owner, name), [], torch.tensor([-1.0, 4.0])
+
+    def wrapper(*args, **kwargs):
+        called.append(name)
+        return own(*args, **kwargs) * 3
+    wrapper = functools.wraps(own)(wrapper) if named_alike else wrapper
+    compiled = minicompile.compile(function, backend=backend)
+    for replaced in (False, True, True, False, True):
+        with monkeypatch.context() as patch:
+            if replaced:
+                patch.setattr(owner, name, wrapper)
+            expected, before = function(x), called.copy()
+            called.clear()
+            got = compiled(x)
+        assert torch.allclose(got, expected) and called == before
+        called.clear()
 
 
 @pytest.mark.parametrize("name", ["lambda", "class", "layer-1", "w.0", "a b", "\N{LATIN SMALL LIGATURE FI}", "{}", "a{0}", "'", "0", ""])

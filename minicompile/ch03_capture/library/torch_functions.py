@@ -107,12 +107,16 @@ HANDLED.update({
     torch.nn.attention.sdpa_kernel: refused("sdpa_kernel(), which chooses kernels for all that runs inside"),
 })
 
+# PyTorch's own: a program may put others in their place, which call these.
+ONE_HOT, MAX_POOL = torch.nn.functional.one_hot, torch.nn.functional.max_pool1d
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
-@handles(torch.nn.functional.one_hot)
+
+@handles(ONE_HOT)
 def one_hot(tx, *args, **kwargs):
     """Of fakes PyTorch computes it by a comparison, whose result lies as its operand does; otherwise it fills in a new tensor,
     after a look at the classes on a CPU."""
-    compared = emit(tx, torch.nn.functional.one_hot, args, kwargs)
+    compared = emit(tx, ONE_HOT, args, kwargs)
     x = args[0] if args else kwargs["input"]
     if type(x) is TensorVal and x.fake.device.type == "cpu":
         for compare, bound, error in (("ge", const(0), "Class values must be non-negative."),
@@ -125,7 +129,7 @@ def one_hot(tx, *args, **kwargs):
 @handles(torch.max_pool1d, torch.nn.functional.max_pool1d, torch.nn.functional._max_pool1d)
 def max_pool1d(tx, *args, **kwargs):
     """Where no gradient is wanted a CPU has a kernel for it, whose result lies row by row; of fakes it is a pooling over two dims."""
-    pooled = emit(tx, torch.nn.functional.max_pool1d, args, kwargs)
+    pooled = emit(tx, MAX_POOL, args, kwargs)
     if type(pooled) is not TensorVal or pooled.fake.device.type != "cpu" or pooled.fake.requires_grad \
             or pooled.fake.stride() == contiguous_strides(pooled.fake.shape):
         return pooled
@@ -317,14 +321,14 @@ def group_tensors(tx, lists, with_indices=FALSE):
 # mask for eager, too, whose kernels for masks draw other random numbers for dropout.
 
 # %%
-@handles(torch.nn.functional.scaled_dot_product_attention)
+@handles(ATTENTION)
 def attention(tx, *args, **kwargs):
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given = dict(zip(names, args[:len(names)])) | kwargs
     mask = given.get("attn_mask", NONE)
     if tx.told and len(args) <= len(names) and type(mask) is TensorVal and given.get("is_causal", FALSE) is FALSE:
         args, kwargs = (), given | known_mask(mask)
-    return call_graph_function(tx, torch.nn.functional.scaled_dot_product_attention, args, kwargs)
+    return call_graph_function(tx, ATTENTION, args, kwargs)
 
 
 def known_mask(mask: TensorVal) -> dict:
