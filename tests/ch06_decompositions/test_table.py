@@ -215,6 +215,17 @@ def test_batch_norm(training, dtype, stats, shape):
           rtol=tolerance["rtol"], atol=10 * tolerance["atol"])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("running", [torch.float32, None])
+def test_saved_statistics_of_halves_have_the_dtype_of_running_ones(dtype, running):
+    x = torch.randn(8, 4, 3, 3, dtype=dtype)
+    statistics = lambda: (torch.zeros(4, dtype=running or dtype), torch.ones(4, dtype=running or dtype))
+    want = aten.native_batch_norm(x, None, None, *statistics(), True, 0.1, 1e-5)
+    with Decomposed():
+        got = aten._native_batch_norm_legit_functional(x, None, None, *statistics(), True, 0.1, 1e-5)
+    compare(got[1:3], want[1:], rtol=2e-6 if running else 2 ** -7, atol=1e-7)
+
+
 def test_fused_rms_norm():
     x, w, grad = torch.randn(4, 6, requires_grad=True), torch.rand(6, requires_grad=True), torch.randn(4, 6)
     want = F.rms_norm(x, (6,), w, 1e-5)

@@ -209,7 +209,7 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
         mean, var = widen(running_mean), widen(running_var)
     rstd = torch.rsqrt(var + eps)
     out = _affine((x32 - _channels(x, mean)) * _channels(x, rstd), weight, bias, lambda p: _channels(x, p))
-    dtype = _stats_dtype(x, weight, bias)
+    dtype = _stats_dtype(x, weight, bias, running_mean)
     if not training and x.device.type == "cpu":
         mean = rstd = x.new_empty(0, dtype=dtype)
     return out.to(x.dtype), mean.to(dtype), rstd.to(dtype), new_mean, new_var
