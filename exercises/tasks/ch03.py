@@ -431,8 +431,8 @@ where it would have found the derivatives of the operators.""",
     "operands after the outputs.",
     "forward: make the outputs, detached or not; put outputs and operands into one list as `spec.sources` counts them; give those with "
     "the flag to autograd and keep the others on ctx; say which outputs have no gradient, and whether absent tangents become zeros. "
-    "backward: bring the values back into the order of `spec.sources`, choose the graph by which tangents are there, call it, and fill "
-    "up with None on both sides."])
+    "backward: bring the values back into the order of `spec.sources`, choose the graph by which tangents are there, call it, and put "
+    "None before its gradients."])
 
 
 class Cube(torch.autograd.Function):

@@ -9,9 +9,8 @@ wrong_all_saved = [("ctx.save_for_backward(*[t for t, n in zip(kept, order) if s
                    ("next(saved) if spec.sources[n][1] else t", "next(saved)")]
 wrong_all_differentiable = [("ctx.mark_non_differentiable(*[t for t, frozen in zip(outputs, spec.frozen) if frozen])", "pass")]
 wrong_always_materialized = [("ctx.set_materialize_grads(spec.materialize)", "pass")]
-wrong_gradients_of_outputs = [("return (None,) * count + gradients + (None,) * ctx.rest",
-                               "return gradients + (None,) * (ctx.rest + count)")]
-wrong_inputs_not_outputs = [("pool = [*outputs, *operands[count:]]", "pool = [*operands]")]
+wrong_gradients_of_outputs = [("return (None,) * (1 + count) + gradients", "return (None,) + gradients + (None,) * count")]
+wrong_inputs_not_outputs = [("pool = [*outputs, *operands[count:], *others]", "pool = [*operands, *others]")]
 wrong_first_case = [("spec.graphs[present]", "next(iter(spec.graphs.values()))")]
 
 
@@ -50,12 +49,3 @@ def right_fills_places(spec):
     region.__name__ = region.__qualname__ = spec.name
     region.joined = spec
     return region
-
-
-# Autograd drops superfluous gradients at the end if they are None.
-SAME = [
-    "- ctx.rest = len(operands) - count - spec.inputs\n"
-        "+ ctx.rest = len(operands) - count",
-    "- ctx.rest = len(operands) - count - spec.inputs\n"
-        "+ ctx.rest = len(operands) - spec.inputs",
-]

@@ -5,7 +5,8 @@
 # gradients are wanted for, and somebody to tell when one is complete.
 #
 # Without hooks it is one pass: one node, and a note of which autograd nodes have lost what they had saved, for a later second
-# `backward()`. A hook is Python code that sees a gradient on its way and may return another:
+# `backward()`. A pass in the backward of an `autograd.Function` is yet to come, and has freed nothing. A hook is Python code that sees
+# a gradient on its way and may return another:
 #
 #     def hooked(p, x):
 #         h = p * x
@@ -79,7 +80,7 @@ def one_pass(walk: Walk, outputs: list, wanted: list, tangents: AbstractValue, s
         further["stops"] = TupleVal(items=stops)
     result = emit(tx, gradients, [TupleVal(items=outputs), TupleVal(items=wanted), tangents,
                                  Const(value=walk.retain or walk.several), Const(value=walk.keep)], further)
-    if not walk.retain:
+    if not walk.retain and tx.outer is None:
         autograd(tx).consumed |= saving
     for leaf, gradient in zip(wanted, result.items):
         if type(gradient) is TensorVal:

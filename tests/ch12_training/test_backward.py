@@ -179,6 +179,34 @@ class Double(torch.autograd.Function):
         return g * 2 + 0 * x
 
 
+class Implicit(torch.autograd.Function):
+    """Its backward differentiates what its forward has computed, more than once."""
+    @staticmethod
+    def forward(ctx, x):
+        with torch.enable_grad():
+            ctx.x = x.detach().requires_grad_()
+            ctx.y = ctx.x.tanh() * 0.5
+        return ctx.y.detach()
+
+    @staticmethod
+    def backward(ctx, g):
+        v = g + torch.autograd.grad(ctx.y, ctx.x, g, retain_graph=True)[0]
+        return torch.autograd.grad(ctx.y, ctx.x, v)[0]
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_a_backward_that_is_yet_to_come_has_freed_nothing(rung):
+    @minicompile.compile(backend=rung, fullgraph=True)
+    def f(x):
+        return Implicit.apply(x * 2)
+
+    x = torch.randn(5, requires_grad=True)
+    again = x.detach().clone().requires_grad_()
+    f(x).sum().backward()
+    Implicit.apply(again * 2).sum().backward()
+    assert torch.allclose(x.grad, again.grad)
+
+
 def own_function(net, x, y):
     loss = Double.apply(net.first(x)).square().mean()
     loss.backward()

@@ -216,6 +216,8 @@ def tangent_for(tx, graph, output: TensorVal) -> TensorVal:
 # with `save_for_backward` is saved so (autograd then notices if it is overwritten, and a second derivative
 # flows through it); what it hung on `ctx` is hung on `ctx`.
 #
+# Autograd sees a tensor within a tuple as no operand: what else the backward reads is handed on so, for no gradient goes there.
+#
 # The outputs have been computed already. `detach` makes fresh tensor objects of them, as a forward would
 # return. One that shares memory with an input is passed as it is: autograd then marks it as a view that must
 # not be modified in place, as it would for the program.
@@ -257,15 +259,14 @@ def joined_function(spec: Joined):
     `f.joined` is `spec`."""
     count, order = spec.outputs, list(spec.sources)
 
-    def forward(ctx, *operands):
+    def forward(ctx, others, *operands):
         outputs = [t if alias else t.detach() for t, alias in zip(operands, spec.aliases)]
-        pool = [*outputs, *operands[count:]]
+        pool = [*outputs, *operands[count:], *others]
         kept = [pool[spec.sources[n][0]] for n in order]
         ctx.save_for_backward(*[t for t, n in zip(kept, order) if spec.sources[n][1]])
         ctx.kept = [None if spec.sources[n][1] else t for t, n in zip(kept, order)]
         ctx.mark_non_differentiable(*[t for t, frozen in zip(outputs, spec.frozen) if frozen])
         ctx.set_materialize_grads(spec.materialize)
-        ctx.rest = len(operands) - count - spec.inputs
         return tuple(outputs)
 
     def backward(ctx, *tangents):
@@ -273,16 +274,16 @@ def joined_function(spec: Joined):
         values = {n: next(saved) if spec.sources[n][1] else t for n, t in zip(order, ctx.kept)}
         present = tuple([t is not None for t in tangents])
         if not any(present):                    # what came after gave no gradient, and there is none
-            return (None,) * (count + spec.inputs + ctx.rest)
+            return (None,) * (1 + count + spec.inputs)
         graph, lifted = spec.graphs[present]
         gradients = graph(*[values[n] for n in lifted], *tangents)
-        return (None,) * count + gradients + (None,) * ctx.rest
+        return (None,) * (1 + count) + gradients
 
     cls = type(spec.name, (torch.autograd.Function,),
                {"forward": staticmethod(forward), "backward": staticmethod(once_differentiable(backward) if spec.once else backward)})
 
     def joined(*operands):
-        return cls.apply(*operands)
+        return cls.apply(operands[count + spec.inputs:], *operands[:count + spec.inputs])
     joined.__name__ = joined.__qualname__ = spec.name
     joined.joined = spec
     return joined
