@@ -329,15 +329,16 @@ def test_foreach():
 
 @pytest.mark.parametrize("name", ["_fused_adam", "_fused_adamw"])
 @pytest.mark.parametrize("amsgrad,maximize,weight_decay", [(False, False, 0.1), (True, True, 0.0)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_fused_adam(name, amsgrad, maximize, weight_decay, dtype):
     p, g, m, v, top = (tensors(dtype=dtype) for _ in range(5))
     steps = [torch.tensor(3.0) for _ in p]
     options = dict(lr=0.01, beta1=0.9, beta2=0.99, weight_decay=weight_decay, eps=1e-8, amsgrad=amsgrad,
                    maximize=maximize)
     lists = (p, g, m, v, top if amsgrad else [], steps)
-    half = dict(rtol=2 ** -6, atol=1e-2) if dtype is torch.bfloat16 else {}
-    check(lambda: getattr(aten, name)(*lists, **options), **half)
+    digits = {torch.float32: {}, torch.bfloat16: dict(rtol=2 ** -6, atol=1e-2), torch.float64: dict(rtol=1e-13, atol=0)}[dtype]
+    check(lambda: getattr(aten, name)(*lists, **options), **digits)
+    check(lambda: getattr(aten, name)(*lists, **options | {"lr": torch.tensor(0.01)}), **digits)
     if dtype is torch.float32:
         one, two = torch.tensor(1.0), torch.tensor(2.0)
         check(lambda: getattr(aten, name)(*lists, **options, grad_scale=two, found_inf=one * 0))

@@ -75,12 +75,13 @@ _ternary("addcdiv", arithmetic.addcdiv)
 # ## Fused optimizers
 #
 # `torch.optim.AdamW(fused=True)` calls one operator with all parameters. Its functional form returns the
-# new parameters, gradients and moments. The kernel computes in float32 whatever the storage types are, and
-# each tensor is rounded to its own.
+# new parameters, gradients and moments. The kernel computes in float32, or in float64 for parameters of it, and each tensor is rounded to
+# its own dtype.
 #
-# `_adam_update` is the update of one parameter, as the formula stands in the paper, with the variants that
-# options select. `_adam_step` puts gradient scaling around it: if a scaler has found an infinity, every result is what it was
-# before. It is called for `each` parameter, and what it returns goes into the lists that the operator returns.
+# `_adam_update` is the update of one parameter, as the formula stands in the paper, with the variants that options select. The number of
+# the step is a float32 for parameters of float64, too, and so may the learning rate be: what is computed from them has the digits of the
+# parameter. `_adam_step` puts gradient scaling around it: if a scaler has found an infinity, every result is what it was before. It is
+# called for `each` parameter, and what it returns goes into the lists that the operator returns.
 
 # %%
 def _bias_correction(beta, step):
@@ -91,6 +92,7 @@ def _bias_correction(beta, step):
 
 @in_float32
 def _adam_update(param, grad, m, v, top, step, *, lr, beta1, beta2, weight_decay, eps, maximize, decoupled):
+    step, lr = (n.to(param.dtype) if isinstance(n, torch.Tensor) else n for n in (step, lr))
     if maximize:
         grad = -grad
     if weight_decay != 0 and decoupled:
