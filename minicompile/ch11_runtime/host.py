@@ -140,6 +140,7 @@ def tuple_text(values) -> str:
 # returns, so there the tensor's own offset is added at run time. An argument of a library call that only reads it need not be a view to
 # autograd: it is a [`window`](ref:minicompile.ch02_guards.memory.window), made in a quarter of the time. Nor must a result be one that
 # shares its memory with no other result and no input: eager's `repeat` gives a tensor of its own, and a `detach_()` of a view is an error.
+# What a library call returns may be a view of memory that nobody else has, as attention's is.
 
 # %%
 def view_text(w: Writer, v: View, apart: bool = False) -> str:
@@ -454,7 +455,9 @@ def stand_apart(program: Program) -> list[bool]:
 
 def result_text(w: Writer, output, apart: bool) -> str:
     if isinstance(output, View):
-        return apart_text(w, output) if apart else view_text(w, output)
+        text = apart_text(w, output) if apart else view_text(w, output)
+        of_library = apart and text == w.local(output.buffer) and root_of(w.program.buffers, output.buffer) not in w.fresh
+        return f"({text}.detach() if {text}._is_view() else {text})" if of_library else text
     return "None" if output is None else f"({float_text(output)})"
 
 

@@ -205,7 +205,8 @@ def test_a_result_that_takes_over_memory_in_another_layout_is_no_view():
 
 def test_a_result_with_memory_of_its_own_is_no_view():
     x = torch.randn(3, 4)
-    for fn in (lambda x: [x.repeat(2, 1, 3)], lambda x: [x.rot90()], lambda x: [x + 1, x.tile(2)]):
+    for fn in (lambda x: [x.repeat(2, 1, 3)], lambda x: [x.rot90()], lambda x: [x + 1, x.tile(2)],
+               lambda x: [torch.nn.functional.scaled_dot_product_attention(*[x[None, None]] * 3)]):
         result = compiled(fn, [x])([x])[-1]
         torch.testing.assert_close(result, fn(x)[-1])
         assert not fn(x)[-1]._is_view() and not result._is_view()
