@@ -11,8 +11,9 @@
 # - `Input(i)`: that input, unchanged as an object;
 # - `Owner(k)`: the k-th of the detached tensors that several outputs are, or are views of, each with a recipe of its own;
 # - `ViewOf(of, steps, detach, no_grad, apart)`: view operators applied to one of these again. A view that is taken
-#   while gradients are off does not lead them back, and yet says that it requires them. `x.data` is detached and
-#   counts its versions apart from `x`, so that autograd does not hear of what the caller writes to it.
+#   while gradients are off does not lead them back, and yet says that it requires them, and a later write to it that brings gradients
+#   is an error. `x.data` is detached and counts its versions apart from `x`, so that autograd does not hear of what the caller writes
+#   to it.
 #
 # What decides is who else can see the memory. Of the transpose in
 #
@@ -149,6 +150,14 @@ def has_own_gradient(view, source) -> bool:
     return node is not end
 
 
+def viewed_without_gradients(view) -> bool:
+    """Is it a view of the kind to which autograd lets nobody write later, with gradients on?"""
+    of = torch._C._autograd
+    if view.requires_grad:
+        return view.grad_fn is None
+    return view._is_view() and of._get_creation_meta(view) == of.CreationMeta.NO_GRAD_MODE
+
+
 # %% [markdown]
 # What `x.data` gives has the memory of `x` as well, and a version counter of its own. In the recording both are one node, but of the fakes
 # one can ask whether a write to one is noticed by the other.
@@ -219,7 +228,7 @@ class OutputPlan:
         source = self.sources[root]
         if not o.requires_grad and owner is not source and owner is not source._base and len(self.owned[id(owner)]) > 1:
             of, before = self.owner(owner)
-            return of if o is owner else ViewOf(of, steps[before:], False, False)
+            return of if o is owner else ViewOf(of, steps[before:], False, viewed_without_gradients(o))
         return self.from_source(o, root, steps)
 
     def owner(self, owner) -> tuple[Owner, int]:
@@ -242,7 +251,7 @@ class OutputPlan:
             raise Unsupported("an output requires a gradient and the tensor it is a view of does not")
         if o.requires_grad and o is not source and o._base is not source:
             raise Unsupported("an in-place operation gave a detached alias of a tensor a gradient of its own")
-        no_grad = bool(steps) and o.requires_grad and o.grad_fn is None
+        no_grad = bool(steps) and viewed_without_gradients(o)
         if o.requires_grad and not no_grad and has_own_gradient(o, source):
             raise Unsupported("an output is a view, and its gradient is not that of its view operators")
         of = Input(self.position[root]) if known else self.result(source)

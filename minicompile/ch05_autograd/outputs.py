@@ -73,27 +73,33 @@ def has_base(result) -> bool:
 # %%
 @dataclass(eq=False)
 class FinishWriter:
-    """The lines of `finish` so far, and its globals. written: how often a view was returned, by its text. shared: the name of a list of
-    results, by the text of the call that gives it and the number of its turn."""
+    """The lines of `finish` so far, and its globals. off: whether gradients are off when it is called. written: how often a view was
+    returned, by its text. shared: the name of a list of results, by the text of the call that gives it and the number of its turn."""
 
     symbols: dict[str, int]
+    off: bool
     lines: list[str] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=lambda: {**NAMESPACE, "with_grad_mode": with_grad_mode})
     written: Counter[str] = field(default_factory=Counter)
     shared: dict[tuple[str, int], str] = field(default_factory=dict)
 
 
-def build_finish(joint: Joint) -> Callable[[Sequence, Sequence], tuple]:
-    """`finish(results, inputs) -> outputs`, the last step of every call."""
+def build_finish(joint: Joint, off: bool = False) -> Callable[[Sequence, Sequence], tuple]:
+    """`finish(results, inputs) -> outputs`, the last step of every call. off: it is called with gradients off."""
     if only_results(joint):
         return lambda results, inputs: tuple(results[:joint.results])
-    w = FinishWriter(joint.symbols, [f"inputs[{i}].copy_(results[{joint.results + k}])" for k, i in enumerate(joint.written)])
+    w = FinishWriter(joint.symbols, off, [f"inputs[{i}].copy_(results[{joint.results + k}])" for k, i in enumerate(joint.written)])
     for k, recipe in enumerate(joint.owners):
         text = text_of_output(w, recipe)
         w.lines.append(f"owner{k} = {text}")
     outputs = "".join([text_of_output(w, recipe) + ", " for recipe in joint.recipes])
     text = "\n    ".join(["def finish(results, inputs):", *w.lines, f"return ({outputs})"])
     return define(text + "\n", "finish", w.names, "outputs")
+
+
+def without_gradients(joint: Joint) -> bool:
+    """Are all views taken with gradients off?"""
+    return all(r.no_grad or not r.steps for r in (*joint.recipes, *joint.owners) if isinstance(r, ViewOf))
 
 
 def only_results(joint: Joint) -> bool:
@@ -156,20 +162,21 @@ def text_of_view(w: FinishWriter, recipe: ViewOf) -> str:
 
 def text_of_steps(w: FinishWriter, recipe: ViewOf, steps: Sequence[Step], base: str) -> str:
     """Some of the steps of `recipe`, from `base` on."""
-    text = functools.reduce(lambda text, step: step_text(w, step, text), steps, base)
-    if recipe.no_grad:
-        return f"with_grad_mode(False, lambda: {text})"
+    quiet = recipe.no_grad and not w.off
+    text = functools.reduce(lambda text, step: step_text(w, step, text, quiet), steps, base)
     if recipe.apart:
         return text
     turn = w.written[text]
     w.written[text] += 1
-    return functools.reduce(lambda text, step: step_text(w, step, text, turn), steps, base)
+    return functools.reduce(lambda text, step: step_text(w, step, text, quiet, turn), steps, base)
 
 
-def step_text(w: FinishWriter, step: Step, of: str, turn: int | None = None) -> str:
-    """A view of `of`. turn: of the call that gives several, if it is shared."""
+def step_text(w: FinishWriter, step: Step, of: str, quiet: bool, turn: int | None = None) -> str:
+    """A view of `of`. quiet: gradients are switched off for it. turn: of the call that gives several, if it is shared."""
     words = [of, *(text_of_constant(w, a) for a in step.args), *(f"{k}={text_of_constant(w, a)}" for k, a in step.kwargs.items())]
     call = f"{text_of_constant(w, VIEW_METHODS.get(step.target, step.target))}({', '.join(words)})"
+    if quiet:
+        call = f"with_grad_mode(False, lambda: {call})"
     if step.index is None:
         return call
     if turn is not None and (call, turn) not in w.shared:

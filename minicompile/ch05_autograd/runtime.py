@@ -29,7 +29,7 @@ from torch import fx
 
 from .callables import Compile, call_compiled, changing, data_of, with_grad_mode, without_history
 from .joint import Joint, simplify, trace_joint
-from .outputs import as_new, build_finish, complex_results, only_results
+from .outputs import as_new, build_finish, complex_results, only_results, without_gradients
 from .partition import compare_operands, partition
 from .region import backward_versions, build_function, expected_absent, hooks_see
 from .second import Again
@@ -100,10 +100,11 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
 def _direct(joint: Joint, compile_aten: Compile) -> Callable:
     compiled = changing(compile_aten(joint.gm, is_backward=False), joint.hidden, data_of)
     leaves_history = getattr(compiled, "leaves_history", True)
-    finish, complex_ones = build_finish(joint), complex_results(joint)
+    off = not torch.is_grad_enabled() and (bool(joint.written) or without_gradients(joint))
+    finish, complex_ones = build_finish(joint, off), complex_results(joint)
     nothing_computed = not joint.results and all(node.op != "call_function" for node in joint.gm.graph.nodes)
     as_computed = only_results(joint)
-    if not (torch.is_grad_enabled() or joint.written or as_computed):       # the program itself may enable gradients for a view
+    if not (torch.is_grad_enabled() or off or as_computed):         # the program itself enables gradients for a view
         finish = functools.partial(with_grad_mode, True, finish)
 
     def run(*inputs):

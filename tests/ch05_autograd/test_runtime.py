@@ -649,7 +649,28 @@ def test_results_without_gradients_leave_the_grad_mode_alone(monkeypatch):
     x = rand(3, grad=False)
     with torch.no_grad():
         assert torch.equal(minicompile.compile(lambda x: x * 2)(x), x * 2) and switched == []
-        assert torch.equal(minicompile.compile(lambda x: x[:2])(x), x[:2]) and switched == [True]
+        assert torch.equal(minicompile.compile(lambda x: x[:2])(x), x[:2]) and switched == []
+        assert torch.equal(minicompile.compile(torch.enable_grad()(lambda x: x[:2]))(x), x[:2]) and switched == [True]
+
+
+@pytest.mark.parametrize("views", [lambda x: x[1:], lambda x: x[1:].t(), lambda x: x.unbind(), lambda x: (x + 1, x.t(), x.unbind()[0])])
+def test_a_view_of_what_needs_no_gradient_remembers_that_gradients_were_off(views):
+    def inside(x):
+        with torch.no_grad():
+            off = views(x)
+        return views(x), off, views(x)
+
+    def kinds(f, x):
+        of = torch._C._autograd
+        return [t._is_view() and of._get_creation_meta(t) for t in torch.utils._pytree.tree_leaves(f(x))]
+    x, compiled = rand(3, 4, grad=False), minicompile.compile(views)
+    assert kinds(minicompile.compile(inside), x) == kinds(inside, x)
+    with torch.no_grad():
+        assert kinds(compiled, x) == kinds(views, x)
+        view = minicompile.compile(lambda x: x[1:])(x)
+    with pytest.raises(RuntimeError, match="created in no_grad mode"):
+        view.mul_(torch.tensor(2.0, requires_grad=True))
+    assert not x.requires_grad
 
 
 @pytest.mark.parametrize("change", [lambda v: v.add_(1), lambda v: v.mul_(torch.ones(2, requires_grad=True))])
