@@ -17,6 +17,7 @@ import functools
 import inspect
 import itertools
 import linecache
+import operator
 import os
 import re
 import types
@@ -270,9 +271,14 @@ def calls_of_program(guard) -> list:
 
 
 def asks_python(guard) -> bool:
-    """Whether to ask is to let Python compute something of numbers, which only the guards before may have kept small."""
+    """Whether to ask is to let Python compute something of numbers, which only the guards before may have kept small; to look for one among
+    constants is as quick for any number."""
     add_ways((guard.source, guard.expected), ways := set())
-    return any(isinstance(way, ComputedSource) for way in ways)
+    return any(isinstance(way, ComputedSource) and not is_look_up(way.function) for way in ways)
+
+
+def is_look_up(function) -> bool:
+    return isinstance(function, ConstantSource) and strongly(function.value) is operator.contains
 
 
 def has_cache(function) -> bool:

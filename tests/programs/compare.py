@@ -289,6 +289,8 @@ def execute(code, compile_, *, words=True, around=contextlib.nullcontext, before
         shown = shoot(what, result, [*args, kwargs], said)
         if what == "returned" and torch.is_grad_enabled():
             wanted = [t for t in tensors_in(result, []) if t.requires_grad and is_leaf(t) is False][:8]
+            turn = sum(shot[0] == "returned" for shot in shots) % 3         # of some results nobody asks for a gradient
+            wanted = (wanted[2:], wanted, wanted[:1])[turn] or wanted
             if wanted:
                 before = gradients_behind(wanted)
                 before_backward(wanted, shown)
