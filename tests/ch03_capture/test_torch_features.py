@@ -3286,12 +3286,59 @@ def of_a_global_further_in(n):
     return (lambda: of_a_global(n) / 2)()
 
 
+def of_a_default(n, read=READ):
+    return n * read[0]
+
+
+def of_an_attribute(n):
+    return n * of_an_attribute.k
+
+
+def of_a_name(n):
+    return n * getattr(WithFactor, "k")
+
+
+def of_a_module_in_a_module(n):
+    return n * OUTER.inner.k
+
+
+def of_a_class(n):
+    return n * Read().k
+
+
+def of_a_base(n):
+    return n * Derived.k
+
+
+def of_a_method_of_a_list(n):
+    return n * first_of_all(0)
+
+
+@functools.wraps(math.isqrt)
+def of_a_global_by_another_name(n):
+    return n * READ[0]
+
+
+first_of_all = READ.__getitem__
+OUTER = types.ModuleType("outer")
+OUTER.inner = types.ModuleType("inner")
+
+
+class Read:
+    def __init__(self):
+        self.k = READ[0]
+
+
 class WithFactor:
     k = 2
 
     @functools.lru_cache
     def made(self, n):
         return n * self.k
+
+
+class Derived(WithFactor):
+    pass
 
 
 def asked_after_a_write(x, made):
@@ -3304,13 +3351,15 @@ def asked_for_a_size(x, made):
 
 
 @pytest.mark.parametrize("asked", [asked_after_a_write, asked_for_a_size, lambda x, made: x * made(len(x)) + made(len(x) + 1)])
-@pytest.mark.parametrize("make", [of_a_global, of_a_global_further_in, WithFactor])
+@pytest.mark.parametrize("make", [
+    of_a_global, of_a_global_further_in, WithFactor, of_a_default, of_an_attribute, of_a_name, of_a_module_in_a_module, of_a_class,
+    of_a_base, of_a_method_of_a_list, of_a_global_by_another_name])
 def test_a_cached_number_is_that_of_the_first_call(asked, make):
     def drive(called):
         holder = WithFactor()
         made, results = holder.made if make is WithFactor else functools.lru_cache(make), []
         for factor, n in ((2, 3), (2, 4), (2, 5), (3, 4), (3, 5), (3, 6), (4, 6), (4, 7)):
-            READ[0] = holder.k = factor
+            READ[0] = holder.k = WithFactor.k = of_an_attribute.k = OUTER.inner.k = factor
             results.append(called(torch.ones(n), made))
         return results
     check_same(drive(minicompile.compile(asked, backend="eager", fullgraph=asked is not asked_after_a_write)), drive(asked))

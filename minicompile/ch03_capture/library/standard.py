@@ -39,7 +39,7 @@ import weakref
 import torch
 
 from ...ch01_graphs.fake import storage_key
-from ...ch02_guards.identity import HEAP_TYPE, is_a, weakly
+from ...ch02_guards.identity import HEAP_TYPE, is_a, is_long_lived, weakly
 from ...ch02_guards.sources import AttrSource, CallSource
 from ...errors import Unsupported, interrupts, marked
 from ..attributes import get_attribute, set_attribute
@@ -210,23 +210,38 @@ def inline_cached(tx, function, args, kwargs):
 
 
 def asks_only_arguments(function, *callers) -> bool:
-    """Whether what a function gives is made of its arguments alone: what its code names besides are functions, modules and classes."""
-    function = inspect.unwrap(function) if isinstance(function, functools._lru_cache_wrapper) else function
+    """Whether what a function gives is made of its arguments alone: what its code names besides are such functions and what only computes,
+    and the modules and the classes of libraries in which these are."""
+    if isinstance(function, functools._lru_cache_wrapper):
+        return asks_only_arguments(function.__wrapped__, *callers)
     if type(function) is not types.FunctionType or function in callers:
-        return isinstance(function, UNCHANGING) or function in callers
+        return function in callers or only_computes(function)
     codes, names = [function.__code__], set()
     for code in codes:
         names.update(code.co_names)
         codes += [constant for constant in code.co_consts if type(constant) is types.CodeType]
     known = [function.__globals__[name] for name in names if name in function.__globals__]
+    known += [vars(builtins)[name] for name in names if name in vars(builtins)]
     known += [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
-    known += [vars(owner)[name] for owner in known if owner is not math and isinstance(owner, (type, types.ModuleType))
-              for name in names if name in vars(owner)]
+    known += [v for v in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()) if not is_constant(v)]
+    owners = set()
+    for owner in known:
+        if owner is not math and is_a(owner, (type, types.ModuleType, types.FunctionType)) and id(owner) not in owners:
+            owners.add(id(owner))
+            known += [vars(owner)[name] for name in names if name in vars(owner)]
     return all(asks_only_arguments(value, function, *callers) for value in known)
 
 
-UNCHANGING = (type, types.ModuleType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
-              enum.Enum, torch.dtype)
+COMPUTE = {"builtins", "math", "cmath", "_operator"}
+ASK = {getattr, vars, globals, eval, exec, open, input, __import__, super}          # by a name that is not in the code, or elsewhere
+
+
+def only_computes(thing) -> bool:
+    if type(thing) is types.BuiltinFunctionType:
+        return type(thing.__self__) is types.ModuleType and thing.__self__.__name__ in COMPUTE and thing not in ASK
+    if is_a(thing, type):
+        return is_long_lived(thing) and thing not in ASK
+    return is_a(thing, (types.ModuleType, types.MethodDescriptorType, types.WrapperDescriptorType, enum.Enum, torch.dtype))
 
 
 def is_numbers_only(value) -> bool:
