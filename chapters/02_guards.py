@@ -638,7 +638,7 @@ for guard in varying.captured[-1].guards:
 # %show minicompile.ch02_guards.cache.search
 #
 # An entry moves to the front when it has served two of the calls that the first one missed, with no third entry between. That is
-# what `candidate` is for: it is the entry that has served the last of these calls. `link_entries` connects the chain again:
+# what `candidate` is for: it is the entry that has served the last of these calls. `connect_all` connects the chain again:
 #
 # %show minicompile.ch02_guards.cache.note_hit
 #

@@ -81,31 +81,48 @@ class EntryCache:
 # %% tags=["exercise:cache-bug"]
 def link_entries(cache: EntryCache) -> None:
     """Connect head -> search -> tail after the list has changed."""
-    entries = cache.entries
+    entries = list(cache.entries)
     if not entries:
         cache.publish(cache.tail)
         return
     for entry in entries[1:]:
         entry.next[0] = missed
-    entries[0].next[0] = cache.tail if len(entries) == 1 else lambda *args: search(cache, args)
+    number = entries[0].number
+    entries[0].next[0] = cache.tail if len(entries) == 1 else lambda *args: search(cache, args, number)
     cache.publish(entries[0].function)
 
 
 # %% [markdown]
 # An entry that is not the head answers a miss with `MISSED`, and `search` goes on to the next. The hook calls `search` for the head's
 # `next`, or, where the head is nothing special any more, instead of it.
+#
+# Other threads change the list at any time. So one of them may read it at any time: it is never without an entry that is only moved. Two
+# that connect the chain at once may leave a part as either wants it, so whoever has connected it looks whether the list is still the
+# same (`connect_all`). And an entry that is the head no longer does not search: it may itself be asked by a search, which would not end.
 
 # %%
+def connect_all(cache: EntryCache) -> None:
+    linked = None
+    while linked != (now := (list(cache.entries), cache.passed >= MOST_MISSES)):
+        linked = now
+        link_entries(cache)
+        if all(now):
+            now[0][0].next[0] = missed
+            cache.publish(lambda *args: search(cache, args, 0))
+
+
 def missed(*args):
     return MISSED
 
 
-def search(cache: EntryCache, args, first: int = 1):
-    """The head's guards failed, or first is 0: try the entries from there on in order, then the tail."""
-    if first:
+def search(cache: EntryCache, args, asked: int | None = None):
+    """The head was asked in vain, an entry of that number; 0: none was. Try the others in order, then the tail."""
+    if asked != 0:
+        if asked is not None and [entry.number for entry in cache.entries[:1]] != [asked]:
+            return MISSED
         note_miss(cache)
     who = id(args[1]) if len(args) > 1 else None
-    for entry in order_of_search(cache, who, args, first):
+    for entry in order_of_search(cache, who, args, asked):
         result = entry.function(*args)
         if result is not MISSED:
             note_hit(cache, who, entry)
@@ -123,16 +140,17 @@ def search(cache: EntryCache, args, first: int = 1):
 FEW = 32                         # entries that share one question
 
 
-def order_of_search(cache: EntryCache, who, args, first: int = 0):
+def order_of_search(cache: EntryCache, who, args, asked: int | None = 0):
     """Yields the entries to be tried; of many, first those that served that first argument, the last one first."""
     entries = list(cache.entries)
-    head = entries[0] if first and entries else None                # which has been asked
+    if asked is None and entries:
+        asked = entries[0].number
     if len(entries) <= FEW:
-        yield from (entry for entry in answers(cache, cache, entries, args) if entry is not head)
+        yield from (entry for entry in answers(cache, cache, entries, args) if entry.number != asked)
         return
     served = list(cache.latest.get(who, ()))
     for entry in (*served, *(entry for entry in entries if entry not in served)):
-        if entry is not head and answers(cache, entry, [entry], args):
+        if entry.number != asked and answers(cache, entry, [entry], args):
             yield entry
 
 
@@ -149,6 +167,9 @@ def answers(cache: EntryCache, asked, entries: list, args):
     return entries if question is None else question(*args)
 
 
+MOST_MISSES = 8
+
+
 def note_hit(cache: EntryCache, who, entry: Entry) -> None:
     """An entry has served a call that the head missed: at the second in succession it becomes the head."""
     if len(cache.latest) >= 1000:
@@ -156,20 +177,20 @@ def note_hit(cache: EntryCache, who, entry: Entry) -> None:
     served = cache.latest.setdefault(who, [])
     if entry not in served[:1]:
         served[:] = [entry, *(other for other in served[:7] if other is not entry)]
-    if cache.candidate is entry and entry in cache.entries:
-        cache.entries.remove(entry)
-        cache.entries.insert(0, entry)
-        cache.passed = 0
-        link_entries(cache)
+    if cache.candidate is entry and entry in (entries := list(cache.entries)):
+        moved = [entry, *(other for other in entries if other is not entry)]
+        if cache.entries == entries:                                    # one step, and nothing has changed since
+            cache.entries[:] = moved
+            cache.passed = 0
+            connect_all(cache)
     cache.candidate = entry
 
 
 def note_miss(cache: EntryCache) -> None:
     """The head has missed. From the eighth time on it is asked like the others."""
-    cache.passed += 1
-    if cache.passed >= 8 and cache.entries:
-        cache.entries[0].next[0] = missed
-        cache.publish(lambda *args: search(cache, args, 0))
+    cache.passed = passed = cache.passed + 1
+    if passed == MOST_MISSES:
+        connect_all(cache)
 
 
 # %% [markdown]
@@ -183,7 +204,7 @@ def add_entry(cache: EntryCache, entry: Entry) -> None:
     cache.created += 1
     entry.number, cache.passed, cache.question = cache.created, 0, None
     watch(cache, entry)
-    link_entries(cache)
+    connect_all(cache)
 
 
 def drop_entry(cache: EntryCache, entry: Entry) -> None:
@@ -195,7 +216,7 @@ def drop_entries(cache: EntryCache, dropped: list[Entry]) -> None:
         cache.entries[:] = [entry for entry in cache.entries if entry not in dropped]
         cache.latest.clear()
         cache.question = None
-        link_entries(cache)
+        connect_all(cache)
 
 
 # %% [markdown]

@@ -23,6 +23,7 @@ import random
 import re
 import string
 import struct
+import sys
 import threading
 import time
 import types
@@ -38,7 +39,7 @@ import torch.nn.functional as F
 import minicompile
 from minicompile import frames, limits
 from minicompile.ch02_guards import codegen
-from minicompile.ch02_guards.cache import MISSED, Entry, EntryCache, add_entry, drop_entries, search
+from minicompile.ch02_guards.cache import MISSED, Entry, EntryCache, add_entry, drop_entries, note_hit, search
 from minicompile.ch02_guards.guards import GuardSet
 from minicompile.ch03_capture import tracer
 
@@ -580,6 +581,64 @@ def test_a_question_that_another_thread_may_ask_is_complete():
     for number in range(2):
         add_entry(versions, Entry(lambda function, asked, number=number: number if number == asked else MISSED, [None], GuardSet()))
     assert [search(versions, (None, number), 0) for number in range(3)] == [0, 1, "none"] and versions.question is not None
+
+
+def versions_for(numbers, published):
+    """Versions that fit one number each, as the hook calls them: published[0](function, number)."""
+    def version(number):
+        def run(function, asked):
+            return number if asked == number else following[0](function, asked)
+        following = [None]
+        return Entry(run, following, GuardSet())
+    versions = EntryCache("", lambda *args: "none", lambda head: published.__setitem__(0, head))
+    for number in numbers:
+        add_entry(versions, version(number))
+    return versions
+
+
+def test_who_connects_the_versions_last_is_not_who_moved_them_last():
+    head = [None]
+    versions = versions_for((2, 1, 0), head)
+    publish, other = versions.publish, versions.entries[2]
+
+    def interrupted(target):                                            # by another thread, which moves another version
+        versions.publish, versions.candidate = publish, other
+        note_hit(versions, None, other)
+        publish(target)
+    versions.publish, versions.candidate = interrupted, versions.entries[1]
+    note_hit(versions, None, versions.entries[1])
+    assert versions.entries[0] is other and [head[0](None, n) for n in (0, 1, 2, 3)] == [0, 1, 2, "none"]
+
+
+def test_a_version_that_was_the_head_does_not_search():
+    head = [None]
+    versions = versions_for((1, 0), head)
+    former, late = versions.entries[0], versions.entries[0].next[0]
+    for versions.candidate in versions.entries[1:]:
+        note_hit(versions, None, versions.candidate)
+    former.next[0] = late                                               # written by a thread that was interrupted
+    assert [head[0](None, n) for n in (0, 1, 2)] == [0, 1, "none"]
+
+
+def test_threads_that_move_versions_find_each():
+    head, found, before = [None], collections.Counter(), sys.getswitchinterval()
+    versions_for(range(4), head)
+
+    def ask(seed):
+        rng = random.Random(seed)
+        for n in rng.choices((0, 0, 1, 1, 2, 3), k=8000):
+            result = head[0](None, n)
+            found[result if result is MISSED or result == n else f"{result} for {n}"] += 1       # MISSED: runs as it is
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(6)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert set(found) <= {MISSED, 0, 1, 2, 3} and [head[0](None, n) for n in range(5)] == [0, 1, 2, 3, "none"]
 
 
 def made_by_exec(text="def made(x): return x * 2 + 1"):

@@ -233,14 +233,14 @@ def asks_only_arguments(function, *callers) -> bool:
 
 
 COMPUTE = {"builtins", "math", "cmath", "_operator"}
-ASK = {getattr, vars, globals, eval, exec, open, input, __import__, super}          # by a name that is not in the code, or elsewhere
+ASK_BY_NAME = {getattr, vars, globals, eval, exec, open, input, __import__, super}     # by a name in a string, or elsewhere
 
 
 def only_computes(thing) -> bool:
     if type(thing) is types.BuiltinFunctionType:
-        return type(thing.__self__) is types.ModuleType and thing.__self__.__name__ in COMPUTE and thing not in ASK
+        return type(thing.__self__) is types.ModuleType and thing.__self__.__name__ in COMPUTE and thing not in ASK_BY_NAME
     if is_a(thing, type):
-        return is_long_lived(thing) and thing not in ASK
+        return is_long_lived(thing) and thing not in ASK_BY_NAME
     return is_a(thing, (types.ModuleType, types.MethodDescriptorType, types.WrapperDescriptorType, enum.Enum, torch.dtype))
 
 
