@@ -468,6 +468,20 @@ def test_builtin_callables():
     assert compiled.__name__ == "fmod" and minicompile.compile(len, backend="eager")([1, 2]) == 2
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", lambda gm, _: gm.forward, lambda gm, _: gm])
+def test_a_tensor_that_is_called_self(backend):
+    def doubled(self):
+        self.add_(1)
+        return self * 2
+
+    def added(x, self):
+        return self.add_(x), x + self
+    for f, n in ((doubled, 1), (added, 2)):
+        given, others = [[torch.ones(2) for _ in range(n)] for _ in range(2)]
+        torch.testing.assert_close(minicompile.compile(f, backend=backend)(*given), f(*others))
+        torch.testing.assert_close(given, others)
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "cpp", lambda gm, _: gm.forward, lambda gm, _: copy.deepcopy(gm)])
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_graph_calls_a_function_that_has_the_name_of_another(backend, grad, monkeypatch):

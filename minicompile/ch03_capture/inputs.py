@@ -28,8 +28,9 @@ TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def placeholder_name(source: Source) -> str:
+    """Not `self`, which is what fx calls the module whose method the graph is."""
     text = re.sub(r"\W+", "_", source.name()).strip("_").lower()
-    return ("in_" if not text or text[0].isdigit() else "") + text
+    return ("in_" if not text or text[0].isdigit() or text == "self" else "") + text
 
 
 # %% [markdown]
