@@ -21,6 +21,7 @@ import torch
 from .. import marks
 from ..ch01_graphs.floats import MATH
 from ..ch02_guards.identity import HEAP_TYPE, is_a, module_name
+from ..ch02_guards.torch_guards import METHODS_OF_TENSORS
 from ..ch02_guards.sources import AttrSource, CallSource, ItemSource
 from ..errors import SkipFrame
 from .attributes import get_attribute, get_plainly, store_attribute
@@ -105,8 +106,11 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
         return call_handler(tx, lambda: describe(function), handler, args, kwargs)
     if is_a(real, type):
         return call_class(tx, function, args, kwargs)
-    if kind is types.FunctionType and args and type(args[0]) is TensorVal and lookup(args[0].cls, real.__name__) is real:
-        return call_method(tx, args[0], real.__name__, args[1:], kwargs)
+    if kind is types.FunctionType and args and type(args[0]) is TensorVal:
+        if lookup(args[0].cls, real.__name__) is real:
+            return call_method(tx, args[0], real.__name__, args[1:], kwargs)
+        if real.__name__ in tx.tensors.replaced and METHODS_OF_TENSORS[real.__name__] is real:
+            unsupported(tx, f"PyTorch's Tensor.{real.__name__}, which the program has replaced")
     if is_graph_function(real) and not (kind is types.FunctionType and (
             isinstance(kwargs.get("out"), TensorVal)
             or any(type(v) in NO_ARGUMENT for v in (*args, *kwargs.values())))):

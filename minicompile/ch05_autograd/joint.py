@@ -24,6 +24,7 @@ from typing import Sequence
 
 import torch
 from torch import fx
+from torch.autograd import grad
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import logs
@@ -312,7 +313,7 @@ def _record_backward(recorder: Recorder, outputs: list, leaves: list) -> list:
         for node in history_of([out]) if len(outputs) > 1 else ():
             recorder.tangents_of.setdefault(node, set()).add(i)
     with backward_state():
-        return list(torch.autograd.grad(outputs, leaves, tangents, allow_unused=True))
+        return list(grad(outputs, leaves, tangents, allow_unused=True))
 
 # %% [markdown]
 # ## After the recording

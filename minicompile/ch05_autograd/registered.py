@@ -29,6 +29,7 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import fx
+from torch.autograd import grad
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -78,7 +79,7 @@ def asks_for_numbers(op: torch._ops.OpOverload, args: tuple, kwargs: dict) -> De
         outputs = [t for t in tensors_in(result) if t.requires_grad]
         known.append(derivative_behind(outputs[0].grad_fn, leaves, tensors_in(result)))
         with backward_state():
-            return torch.autograd.grad(outputs, [t for t in leaves if t.requires_grad], [*map(torch.ones_like, outputs)], allow_unused=True)
+            return grad(outputs, [t for t in leaves if t.requires_grad], [*map(torch.ones_like, outputs)], allow_unused=True)
 
     with _disable_current_modes():
         try:

@@ -39,6 +39,7 @@ from typing import Callable, Sequence
 
 import torch
 from torch import fx
+from torch.autograd import grad
 from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.fake import fake_like, has_memory, is_lazy, version_of
@@ -70,7 +71,7 @@ Missing = tuple[frozenset, frozenset]       # the tangents that are absent, and 
 def engine(outputs, inputs, tangents):
     """One call of the autograd engine, whose results it can differentiate again."""
     with backward_pass(), backward_state(), torch.enable_grad():
-        return torch.autograd.grad(outputs, inputs, tangents, create_graph=True, allow_unused=True)
+        return grad(outputs, inputs, tangents, create_graph=True, allow_unused=True)
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:
@@ -463,5 +464,5 @@ def derive_again(again: Again, missing: Missing, template: list, states: list, t
             return [None] * len(tensors)
         results, seconds = zip(*pairs)
         raise_kept_errors(results)
-        found = iter(torch.autograd.grad(results, wanted, seconds, create_graph=create, allow_unused=True))
+        found = iter(grad(results, wanted, seconds, create_graph=create, allow_unused=True))
     return [next(found) if t.requires_grad else None for t in tensors]

@@ -27,6 +27,7 @@
 import contextlib
 
 import torch
+from torch.autograd import grad
 
 from ..ch01_graphs.fake import storage_key
 from ..ch01_graphs.graph import closure, history_of
@@ -54,7 +55,7 @@ def gradients(outputs, leaves, tangents, retain_graph: bool, to_keep: bool, crea
     flows."""
     # A recorder belongs to its thread
     with backward_pass(), without_hooks(leaves), stopped_at(stops), torch.autograd.set_multithreading_enabled(False):
-        found = torch.autograd.grad(outputs, leaves, tangents, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True)
+        found = grad(outputs, leaves, tangents, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True)
         return to_be_kept(found, leaves, tangents) if to_keep else found
 
 

@@ -1032,6 +1032,12 @@ def with_a_mode_made_before(x):
         return x * (3 if torch.is_grad_enabled() else 2)
 
 
+def gradient(x):
+    y = x.clone().requires_grad_()
+    (y * y).sum().backward()
+    return y.grad + torch.autograd.grad((y * y * y).sum(), y)[0]
+
+
 @pytest.mark.parametrize("function, owner, name, new", [
     (lambda x: x + 1, torch.Tensor, "__add__", lambda a, b: a * 7),
     (increased, torch.Tensor, "__iadd__", lambda a, b: a * 7),
@@ -1042,6 +1048,9 @@ def with_a_mode_made_before(x):
     (lambda x: x.T, torch.Tensor, "T", property(lambda a: a * 7)),
     (lambda x: x.T + 1, torch.Tensor, "T", property(lambda a, own=torch.Tensor.T: own.__get__(a * 7) * 2)),
     (lambda x: x.split(1)[0], torch.Tensor, "split", lambda a, n, own=torch.Tensor.split: own(a * 7, 2 * n)),
+    (lambda x: x.norm(), torch.Tensor, "norm", lambda a, own=torch.Tensor.norm: own(a) + 1),
+    (gradient, torch.Tensor, "backward", lambda a, own=torch.Tensor.backward: own(a * 7)),
+    (gradient, torch.autograd, "grad", lambda *a, own=torch.autograd.grad: [g * 7 for g in own(*a)]),
     (lambda x: x.sevenfold() if hasattr(x, "sevenfold") else x, torch.Tensor, "sevenfold", lambda a: a * 7),
     (lambda x: torch.nn.Flatten()(x[None]), torch.nn.Flatten.__init__, "__defaults__", (0, -1)),
     (lambda x: torch.nn.functional.leaky_relu(x), torch.nn.functional.leaky_relu, "__defaults__", (0.5, False)),
@@ -1051,8 +1060,9 @@ def with_a_mode_made_before(x):
     (with_a_mode_made_before, torch.no_grad, "__enter__", lambda self: setattr(self, "prev", True))],
     ids=lambda v: v if type(v) is str else "")
 @pytest.mark.parametrize("first", (False, True), ids=("replaced-later", "replaced-first"))
-def test_what_is_replaced_in_the_library(function, owner, name, new, first, monkeypatch, fresh):
-    x, compiled = torch.tensor([-1.0, 4.0]), minicompile.compile(function, backend="aot_eager")
+@pytest.mark.parametrize("backend", ("eager", "aot_eager"))
+def test_what_is_replaced_in_the_library(function, owner, name, new, backend, first, monkeypatch, fresh):
+    x, compiled = torch.tensor([-1.0, 4.0]), minicompile.compile(function, backend=backend)
     for replaced in (first, not first, first, not first):
         with monkeypatch.context() as patch:
             if replaced:
