@@ -771,3 +771,14 @@ def test_who_makes_a_list_asks_how_long_it_will_be():
             except Exception as error:
                 seen.append((type(error), str(error), log.copy()))
         assert seen[0] == seen[1] == seen[2], make
+
+
+def test_a_question_to_a_set_takes_no_more_of_an_iterator_than_it_needs():
+    def f(x, make):
+        its = [make() for _ in range(4)]
+        answers = {1}.isdisjoint(its[0]), {2}.issuperset(its[1]), {4}.isdisjoint(its[2]), frozenset((1, 2)).issuperset(its[3])
+        return x + 1, answers, [list(it) for it in its]
+
+    for make in (lambda: iter([1, 2, 3]), lambda: (v for v in (1, 2, 3)), lambda: map(abs, (1, 2, 3))):
+        compiled = minicompile.compile(f, backend="eager", fullgraph=True)
+        assert compiled(torch.ones(2), make)[1:] == f(torch.ones(2), make)[1:]

@@ -374,12 +374,12 @@ def dict_move_to_end(tx, self, key, last=TRUE):
 # meet it, is not computed by rules of ours.
 
 # %%
-def keys_of(tx, value):
-    """What stands for a value where Python's own methods of sets take it."""
+def keys_of(tx, value, until_known=False):
+    """What stands for a value where Python's own methods of sets take it. until_known: they take no more of it than they need."""
     if type(value) is SetVal:
         return order_of(tx, value)
-    keys = [key_of(tx, item) for item in values_of(tx, value)]
-    return dict.fromkeys(keys) if type(value) is DictVal else keys
+    keys = (key_of(tx, item) for item in values_of(tx, value))
+    return dict.fromkeys(keys) if type(value) is DictVal else keys if until_known else list(keys)
 
 
 def set_of(tx, value, cls=set) -> SetVal:
@@ -397,7 +397,7 @@ def set_method(name, changes=False):
         if changes:
             touch(tx, self)
         with user_errors():
-            keys = getattr(self.keys, name)(*(v.keys if type(v) is SetVal else keys_of(tx, v) for v in others))
+            keys = getattr(self.keys, name)(*(v.keys if type(v) is SetVal else keys_of(tx, v, name in ENDS_EARLY) for v in others))
         if isinstance(keys, bool):
             return boolean(keys)
         for v in (self, *others):
@@ -407,6 +407,8 @@ def set_method(name, changes=False):
             return self if operator else None
         return SetVal(keys=keys, cls=self.cls)
 
+
+ENDS_EARLY = ("isdisjoint", "issuperset")
 
 for _name in ("union", "intersection", "difference", "symmetric_difference", "issubset", "issuperset", "isdisjoint",
               *(f"__{side}{name}__" for name in SET_OPERATORS for side in ("", "r")), *(f"__{name}__" for name in OF_LENGTHS)):
