@@ -428,15 +428,14 @@ MC float mc_erf(float x) {
   return a < 0.927f ? near : (x != x ? x : far);
 }
 
-// ---- 1 + erf(x): 2^(t Q(t)) with t = |x| left of zero (ch08_fusion/values.py, which writes MC_ERF_Q); below 2^-127 nothing is left of it
+// ---- 1 + erf(x): 2^(t Q(t)) with t = |x| left of zero (ch08_fusion/values.py, which writes MC_ERF_Q). At 7.8261, where t Q(t) is
+// -127, nothing is left of it; of an infinite t the pairs would be inf - inf, a NaN that could not be told from that of a NaN
 MC float mc_erf_q(float t, float a, float b, float c, float d, float e, float f, float g, float h) {  // by pairs of terms, as logarithms
   const float t2 = t * t, high = MC_FMA(MC_FMA(a, t, b), t2, MC_FMA(c, t, d));
   return MC_FMA(high, t2 * t2, MC_FMA(MC_FMA(e, t, f), t2, MC_FMA(g, t, h)));
 }
 MC float mc_erf_plus_one(float x) {
-  const float t = __builtin_fabsf(x);
-  const uint32_t q = mc_bits<uint32_t>(mc_erf_q(t, MC_ERF_Q) * t), least = 0xc2fe0000u;  // -127: of what is not above 0, the bits
-  const float left = mc_exp2_moderate(mc_bits<float>(q < least ? q : least));                // are larger as the number is smaller
+  const float a = __builtin_fabsf(x), t = a > 7.8261f ? 7.8261f : a, left = mc_exp2_moderate(mc_erf_q(t, MC_ERF_Q) * t);  // NaN passes
   return x > 0.0f ? 2.0f - left : left;
 }
 

@@ -64,6 +64,14 @@ def test_chain_in_double(name):
     agree(CHAINS[name], rand(9, 65).double(), rand(9, 65, seed=1).double(), rand(65, seed=2).double())
 
 
+def test_a_distribution_of_a_nan_is_one_whatever_its_sign():
+    """That of `inf - inf` is negative, and so is what an instruction makes of several."""
+    x = torch.tensor([1.0, math.nan, -math.nan, math.inf, -math.inf, 1e30, -1e30]).repeat(5)
+    for fn in (lambda x: 0.5 * (1 + torch.erf(x * 0.7)), lambda x: 1 + torch.erf(-x), lambda x: 1 + torch.erf(x.sigmoid())):
+        source, = agree(fn, x, rtol=1e-5, atol=1e-5)
+        assert "mc_erf_plus_one(" in source.code
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_short_rows_of_halves_that_are_written_again_are_walked_along(dtype):
     for length in (9, 17, 24, 31):
