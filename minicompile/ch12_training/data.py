@@ -106,8 +106,11 @@ def on_former(tx: Tracer, history) -> TensorVal | None:
 
 
 def refuse_former(ep) -> list[str]:
-    """A graph that leaves a history may have saved an input. So it gets one that keeps its memory."""
+    """A graph that leaves a history may have saved an input. So it gets one that keeps its memory. And an assignment brings no history."""
     tx, notes = ep.tx, notes_of(ep.tx, Memories)
+    for tensor in notes.given:
+        if tensor.source is not None and tensor.fake.grad_fn is not None:
+            refuse_to_leave(ep, "a tensor whose attribute data was set, and that has a history since", tensor)
     for value in ep.unspent if notes.former else ():
         if tensor := on_former(tx, known_history(value.fake)):
             refuse_to_leave(ep, "a tensor that depends on one whose attribute data was set since", tensor)

@@ -194,6 +194,18 @@ def test_empty_and_zero_dim_tensors():
     check(torch.argmax, scalar)
 
 
+@pytest.mark.parametrize("ord", [0, 1, 2, 3, 0.5, -1, math.inf])
+def test_a_norm_of_one_number_is_the_number(ord):
+    """Whose square may overflow, or be nothing."""
+    x = torch.tensor([[1e32], [-1e-30], [0.0], [-math.inf], [math.nan]])
+    def norms():
+        return [torch.linalg.vector_norm(x, ord, 1), torch.linalg.vector_norm(x[0], ord, keepdim=True),
+                torch.linalg.vector_norm(x[1, 0], ord)]
+    with Decomposed():
+        found = norms()
+    compare(found, norms(), rtol=0, atol=0)
+
+
 # ---- normalization
 
 @pytest.mark.parametrize("training", [True, False])

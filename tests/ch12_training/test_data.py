@@ -212,6 +212,12 @@ def requires_one_afterwards(s, x):
     return (s.a * s.w).sum()
 
 
+def a_history_afterwards(s, x):
+    s.a.data = x * 2
+    s.a.mul_(s.w)
+    return s.a + 1
+
+
 def of_what_is_saved(s, x):
     t = s.q(x)
     y = (t * t).sin()                   # eager has saved `t` and what `t * t` was
@@ -235,7 +241,7 @@ def fewer_rows(s, x):
 
 @pytest.mark.parametrize("rung", RUNGS)
 @pytest.mark.parametrize("program", [
-    of_what_is_saved, of_what_is_saved_as_a_view, fewer_rows,
+    of_what_is_saved, of_what_is_saved_as_a_view, fewer_rows, a_history_afterwards,
     weights_of_the_forward, history_of_the_former, saved_by_another, numbers_of_the_former, backward_in_between, twice_through,
     in_a_checkpoint, another_shape, another_order, another_dtype, of_a_view, requires_one_afterwards])
 def test_as_eager(program, rung):

@@ -198,6 +198,8 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     out_dtype = dtype or x.dtype
     dims = dims_of(dim, x.dim())
     x = torch.abs(x.to(torch.float32 if out_dtype in HALF else out_dtype))
+    if ord != 0 and all(type(n) is int and n == 1 for n in (x.shape[d] for d in dims)):       # the square of one number may overflow
+        ord = 1
     if ord == 2:
         out = torch.sqrt(torch.sum(x * x, dims, keepdim))
     elif ord == 1:
