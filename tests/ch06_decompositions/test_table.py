@@ -194,6 +194,17 @@ def test_empty_and_zero_dim_tensors():
     check(torch.argmax, scalar)
 
 
+def test_a_bound_that_is_no_number():
+    x, nan = torch.tensor([-1.0, 2.0, math.nan]), math.nan
+
+    def clamped():
+        return [torch.clamp(x, max=nan), torch.clamp(x, nan), torch.clamp(x, nan, 1.0), torch.clamp(x, 0.0, nan),
+                torch.clamp_max(x, nan), torch.clamp_min(x, nan)]
+    with Decomposed():
+        found = clamped()
+    compare(found, clamped(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("ord", [0, 1, 2, 3, 0.5, -1, math.inf])
 def test_a_norm_of_one_number_is_the_number(ord):
     """Whose square may overflow, or be nothing."""

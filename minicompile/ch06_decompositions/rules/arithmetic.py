@@ -239,8 +239,8 @@ def ldexp(x, exponent):
 # ## Extremes
 #
 # `maximum` lets NaN win; `fmax` lets it lose. Clamping is two extremes, lower bound first: with crossed
-# bounds the upper one wins. A bound that is the number NaN makes everything NaN, except for a GPU's `clamp` with a single bound: its
-# kernel keeps the elements, while that of `clamp_max` does not.
+# bounds the upper one wins. A bound that is the number NaN makes everything NaN, except for a `clamp` with a single bound on a GPU, and
+# with PyTorch 2.11 on a CPU (`CPU_KEEPS`): its kernel keeps the elements, while that of `clamp_max` does not.
 
 # %%
 def _bound(x, bound, dtype):
@@ -257,10 +257,13 @@ def _clamp(x, min=None, max=None):
     return out
 
 
+CPU_KEEPS = not torch.ones(1, device="cpu").clamp(max=math.nan).isnan().item()
+
+
 @decomposition("clamp", "clamp.Tensor")
 def clamp(x, min=None, max=None):
     only = min if max is None else max if min is None else None
-    kept = x.device.type == "cuda" and type(only) is float and only != only
+    kept = (CPU_KEEPS or x.device.type == "cuda") and type(only) is float and only != only
     return x.to(promoted(x, only)) if kept else _clamp(x, min, max)
 
 
