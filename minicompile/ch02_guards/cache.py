@@ -98,7 +98,7 @@ def link_entries(cache: EntryCache) -> None:
 #
 # Other threads change the list at any time. So one of them may read it at any time: it is never without an entry that is only moved. Two
 # that connect the chain at once may leave a part as either wants it, so whoever has connected it looks whether the list is still the
-# same (`connect_all`). And an entry that is the head no longer does not search: it may itself be asked by a search, which would not end.
+# same (`connect_all`). And an entry that is no longer the head does not search: it may itself be asked by a search, which would not end.
 
 # %%
 def connect_all(cache: EntryCache) -> None:
