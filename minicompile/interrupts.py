@@ -98,11 +98,14 @@ class ThreadState:
             torch._C._pop_torch_dispatch_stack(None)
         while torch._C._len_torch_function_stack() > self.depth:
             torch._C._pop_torch_function_stack()
-        with torch._C.DisableTorchFunction():           # at the recursion limit, a mode that sees these calls would end the process
-            if torch.is_grad_enabled() != self.grad:
-                torch._C._set_grad_enabled(self.grad)
+        restore_gradients(self.grad)
         if autocast_states() != self.autocast:
             set_autocast(self.autocast)
+
+
+def restore_gradients(grad: bool) -> None:
+    with torch._C.DisableTorchFunction():               # at the recursion limit, a mode that sees this call would end the process
+        torch._C._set_grad_enabled(grad)
 
 
 # %% [markdown]

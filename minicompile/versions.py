@@ -36,6 +36,7 @@ from .ch11_runtime.collector import without_collection
 from .config import config
 from .driver import timed
 from .errors import GraphBreakError, InternalError, MarkError, MinicompileError, SkipFrame, StrictError, Unsupported, interrupts
+from .interrupts import restore_gradients
 from .stances import Context
 
 
@@ -335,8 +336,7 @@ def raised_by_hook(error) -> bool:
 def leave_modes(grad: bool, error: BaseException) -> None:
     """Undo what a captured graph that has raised has switched on or off: gradients, and each `torch.autocast` that one of its variables
     still holds."""
-    with torch._C.DisableTorchFunction():               # at the recursion limit, a mode that sees this call would end the process
-        torch._C._set_grad_enabled(grad)
+    restore_gradients(grad)
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename.startswith("<eval_with_key")]
     held = frames[0].f_locals.values() if frames else ()
     for entered in [value for value in held if isinstance(value, torch.autocast)][::-1]:
@@ -358,5 +358,5 @@ def graph_refused(gm, eager: bool, grad: bool, *inputs) -> bool:
         leave_modes(grad, error)
         return True
     finally:
-        torch._C._set_grad_enabled(grad)
+        restore_gradients(grad)
     return False

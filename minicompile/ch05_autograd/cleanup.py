@@ -104,12 +104,13 @@ UNIQUE = {aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.
           aten.new_empty.default, aten.new_empty_strided.default}
 
 
-def is_zeros(node: fx.Node) -> bool:
-    return node.target in ZEROS or node.target is aten.full.default and node.args[1] == 0
+def is_zero_gradient(node: fx.Node) -> bool:
+    """Is it zeros that a derivative gives?"""
+    return "tangents" in node.meta and (node.target in ZEROS or node.target is aten.full.default and node.args[1] == 0)
 
 
 def is_unique(node: fx.Node) -> bool:
-    return node.target in UNIQUE or "tangents" in node.meta and is_zeros(node)
+    return node.target in UNIQUE or is_zero_gradient(node)
 
 
 def _key(argument):

@@ -83,7 +83,7 @@ from ..ch01_graphs.layouts import is_dense
 from ..ch01_graphs.shapes import expr_of
 from ..errors import Unsupported
 from .aliases import viewed_argument
-from .cleanup import has_effect, is_random, is_zeros
+from .cleanup import has_effect, is_random, is_zero_gradient
 from .joint import Joint
 from .maxflow import INFINITE, Network, add_edge, add_vertex, maximum_flow, sink_side
 from .output_plan import view_chain
@@ -214,7 +214,7 @@ def split_nodes(joint: Joint) -> Halves:
 def is_of_the_engine(node: fx.Node, handed_out: bool) -> bool:
     """Is it a library call, zeros for a gradient, or what is `handed_out` as one, that the program has not asked for?"""
     unasked = isinstance(node.target, torch._ops.OpOverload) and "asked" not in node.meta
-    return unasked and not has_effect(node) and (handed_out or not is_fusible(node) or "tangents" in node.meta and is_zeros(node))
+    return unasked and not has_effect(node) and (handed_out or not is_fusible(node) or is_zero_gradient(node))
 
 # %% [markdown]
 # ## Prices

@@ -57,7 +57,7 @@ from ..ch01_graphs.layouts import inverse, memory_order
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import present
 from .aliases import GraphBuilder, append_call
-from .cleanup import eliminate_dead_code, is_always_view, is_zeros
+from .cleanup import eliminate_dead_code, is_always_view, is_zero_gradient
 
 aten = torch.ops.aten
 
@@ -100,7 +100,7 @@ def _is_absent(node: fx.Node, absent: set[fx.Node], behind: set[int] | None, pos
         return reads and _is_form(node)
     if node.target is aten.add.Tensor and all(a in absent for a in node.args):
         return True
-    return behind <= positions and (reads or is_zeros(node))
+    return behind <= positions and (reads or is_zero_gradient(node))
 
 
 def _same_kind(a: fx.Node, b: fx.Node) -> bool:
