@@ -17,7 +17,7 @@
 # %%
 import heapq
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -322,16 +322,18 @@ def _in_place(new: Buffer, donors: dict, taken: set[str]) -> str | None:
 
 
 def orders_of(kernel: Kernel) -> list[list[Loop]]:
-    """The orders in which its loops may run: as they stand, and, where there are reductions, those of an earlier walk first. The walk
-    of a loop is the number of complete reductions that it waits for."""
+    """The orders in which its loops may run: as they stand, and, where there are reductions, those of an earlier walk first, store by
+    store. The walk of a store is the number of complete reductions that it waits for; one over nothing but dims of size 1 is none."""
     if not kernel.reduction_vars:
         return [kernel.loops]
     known: dict[str, int] = {}
-    walks: list[int] = []
+    walks: list[tuple[int, Loop]] = []
     for loop in kernel.loops:
-        walks.append(max((known.get(n, 0) for n in loop.inputs), default=0))
-        known |= dict.fromkeys(loop.outputs, walks[-1] + any(v.op == "reduce" for v in loop.body))
-    return [kernel.loops, [kernel.loops[k] for k in sorted(range(len(walks)), key=walks.__getitem__)]]
+        for part in [loop] if len(loop.stores) == 1 else [replace(loop, stores=(store,)) for store in loop.stores]:
+            walk = max((known.get(n, 0) for n in part.inputs), default=0)
+            walks.append((walk, part))
+            known[part.stores[0].buffer] = walk + (bool(loop.reduction_vars) and any(v.op == "reduce" for v in part.body))
+    return [kernel.loops, [part for _, part in sorted(walks, key=lambda pair: pair[0])]]
 
 
 # %% [markdown]

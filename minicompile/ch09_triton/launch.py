@@ -95,7 +95,7 @@ def load_plain(source: KernelSource) -> Callable:
     def run(*args):
         programs = grid(*args[pointers:])
         if programs:
-            with contextlib.nullcontext() if interpreting() else worker.pairs_taken_apart():
+            with contextlib.nullcontext() if interpreting() else worker.repairs():
                 function[(programs,)](*args, **options)
     return run
 
@@ -211,7 +211,7 @@ def make_task(source: KernelSource, arch: int, aligned: bool) -> dict:
     anonymous = re.sub(rf"\b{re.escape(source.name)}\b", "kernel", text)
     settings = (sorted(options["signature"].items()), sorted(options["constants"].items()),
                 options["num_warps"], arch, aligned)
-    key = cache_key("triton", anonymous, settings, triton_version(), sorted(worker.TRITON_OPTIONS.items()), worker.TWO_SUMS)
+    key = cache_key("triton", anonymous, settings, triton_version(), sorted(worker.TRITON_OPTIONS.items()), worker.REPAIRS)
     return dict(name=source.name, key=key, code=text, signature=options["signature"],
                 constants=options["constants"], num_warps=options["num_warps"], arch=arch,
                 aligned=pointer_names(source) if aligned else [],

@@ -52,8 +52,9 @@ else:                                      # a script, without the package, whic
 # a product and a sum. Then `x * y - y * x`, which is 0 in eager, is the rounding error of one product, and half of the
 # square roots of such differences are NaN. Two roundings cost 0.3 to 0.8% of the training steps of nanoGPT, GPT-2 and
 # ResNet-50 on an H200; functions of our own, which owe nothing to eager's order, ask for fused ones (`tl.fma` in
-# `rules/prelude.py`: half of it for nanoGPT). The kernels of chapter 10 round in the same way.
-TRITON_OPTIONS = {"num_stages": 1, "enable_fp_fusion": False}
+# `rules/prelude.py`: half of it for nanoGPT). The kernels of chapter 10 round in the same way. And the functions of CUDA's
+# library would take subnormal numbers, those below 1e-38, for zeros, which eager's do not: `1e-45 // -0.7` is -1.
+TRITON_OPTIONS = {"num_stages": 1, "enable_fp_fusion": False, "enable_reflect_ftz": False}
 
 
 def compile_kernel(task: dict) -> dict:
@@ -84,7 +85,7 @@ def compile_text(task: dict, code: str) -> dict:
                   for i, name in enumerate(signature) if name in task["aligned"]}
     constants = {(function.arg_names.index(n),): v for n, v in task["constants"].items()}
     source = ASTSource(function, signature, constants, attributes)
-    with pairs_taken_apart():
+    with repairs():
         compiled = triton.compile(source, target=GPUTarget("cuda", task["arch"], 32),
                                   options={"num_warps": task["num_warps"], **TRITON_OPTIONS})
     data = compiled.metadata
@@ -121,10 +122,10 @@ def with_folds_reshaped(code: str) -> str:
 # Where only one of the two sums is of use, ptxas of CUDA 12.8 and 12.9 makes `VIADD.16x2 R0, R0, 0x0` of that: it adds zero. The kernel
 # reads another element than it should, or a program's sum of small integers is wrong. Minima and maxima of pairs are right. Triton lets
 # others add to its stages, so behind the one that makes PTX each sum of pairs is taken apart into two sums. Without pairs there is nothing
-# to get wrong, and such sums are rare.
+# to get wrong, and such sums are rare. (In a pattern of `re`, `\\1` stands for the first part in brackets.)
 
 # %%
-SUM_OF_PAIRS = re.compile(r"add\.[su]16x2\s+([^,;]+),([^,;]+),([^,;]+);")
+SUM_OF_PAIRS = r"add\.[su]16x2\s+([^,;]+),([^,;]+),([^,;]+);"
 TWO_SUMS = r"""{
     .reg .b32 pair, other;  .reg .b16 low, high, plus_low, plus_high;
     mov.b32 pair, \2;  mov.b32 {low, high}, pair;
@@ -133,24 +134,41 @@ TWO_SUMS = r"""{
     mov.b32 \1, {low, high};
     }"""
 
+# %% [markdown]
+# The second mistake is about signs. From sm_90 on a GPU has an instruction for the maximum of three integers, `VIMNMX3`, of which ptxas makes
+# use for `max(max(-a, -b), c)`; and it forgets the second minus. `(-x).amax()` of 1,024 integers is then the maximum of numbers some of
+# which have the wrong sign, and `argmax`, which looks for that number, finds none. LLVM writes negations where a kernel has none, as for a
+# remainder by a negative number, so only behind LLVM are they all to be seen. In a kernel with such a maximum or minimum a negation becomes
+# what it is in two's complement: all bits turned, plus one. That sum and a maximum are one instruction, too.
 
-def two_sums(ptx: str) -> str:
-    return SUM_OF_PAIRS.sub(TWO_SUMS, ptx)
+# %%
+EXTREME = re.compile(r"\b(?:max|min)\.[su](?:16|32)")
+NEGATION = r"neg\.s(16|32)\s+([^,;]+),([^,;]+);"
+COMPLEMENT = r"{ .reg .b\1 turned;  not.b\1 turned, \3;  add.s\1 \2, turned, 1; }"
+
+
+def repaired(ptx: str) -> str:
+    """PTX of the same meaning, without what ptxas gets wrong."""
+    ptx = re.sub(SUM_OF_PAIRS, TWO_SUMS, ptx)
+    return re.sub(NEGATION, COMPLEMENT, ptx) if EXTREME.search(ptx) else ptx
+
+
+REPAIRS = SUM_OF_PAIRS, TWO_SUMS, EXTREME.pattern, NEGATION, COMPLEMENT
 
 
 @contextlib.contextmanager
-def pairs_taken_apart():
-    """What Triton compiles meanwhile has no sums of pairs. A hook of the program's own goes first."""
+def repairs():
+    """What Triton compiles meanwhile is `repaired`. A hook of the program's own goes first."""
     from triton import knobs
     before = knobs.runtime.add_stages_inspection_hook
 
     def hook(*args):
         known = before(*args) if before is not None else ("", "")
         if not args:                         # Triton asks for what makes its keys other ones
-            return tuple(part + SUM_OF_PAIRS.pattern for part in known)
+            return tuple(part + "".join(REPAIRS) for part in known)
         stages = args[1]
         make_ptx = stages["ptx"]
-        stages["ptx"] = lambda *given: two_sums(make_ptx(*given))
+        stages["ptx"] = lambda *given: repaired(make_ptx(*given))
         return known
 
     knobs.runtime.add_stages_inspection_hook = hook

@@ -398,6 +398,37 @@ def test_a_recipe_is_not_used_under_another_default_dtype():
     assert found == [torch.float32, torch.float64, torch.float32]
 
 
+def operators_of_numbers():
+    """Those of PyTorch whose arguments are a tensor or two and a number or two, and whose results are new."""
+    for name in dict.fromkeys(name.removeprefix("aten::").partition(".")[0] for name in torch._C._dispatch_get_all_op_names()):
+        packet = getattr(torch.ops.aten, name, None)
+        for op in (getattr(packet, kind) for kind in packet.overloads()) if packet and not name.startswith("_") else ():
+            kinds = [str(a.type) for a in op._schema.arguments if not a.kwarg_only and not a.has_default_value()]
+            if 0 < kinds.count("number") <= 2 and 0 < kinds.count("Tensor") <= 2 and set(kinds) == {"number", "Tensor"} \
+                    and not op._schema.is_mutable:
+                yield op, kinds
+
+
+def test_what_operators_of_tensors_and_numbers_answer():
+    """A number is a bool, an integer or a float, and may decide on the dtype by its value."""
+    dtypes, asked, wrong = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.float64, torch.complex64), 0, []
+    for op, kinds in operators_of_numbers():
+        if op is torch.ops.aten.threshold_backward.default:     # its meta kernel promotes the threshold; only derivatives call it
+            continue
+        for values in itertools.product(*(dtypes if kind == "Tensor" else (True, False, 1, 0, 1.0) for kind in kinds)):
+            operands = [torch.ones(3).to(x) if isinstance(x, torch.dtype) else x for x in values]
+            try:
+                want = op(*operands)
+                with FakeMode() as mode:
+                    got = op(*(mode.from_real(x) if isinstance(x, torch.Tensor) else x for x in operands))
+            except (RuntimeError, TypeError):                       # a graph breaks there
+                continue
+            asked += 1
+            if isinstance(want, torch.Tensor) and (want.dtype, want.shape) != (got.dtype, got.shape):
+                wrong.append((op, values, want.dtype, got.dtype))
+    assert asked > 2500 and not wrong, (asked, wrong)
+
+
 @contextlib.contextmanager
 def autocast(device):
     torch.set_autocast_enabled(device, True)

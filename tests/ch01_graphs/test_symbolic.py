@@ -25,6 +25,7 @@ class Truncating(int):
     def __neg__(self): return Truncating(-int(self))
     def __truediv__(self, other): return Truncating(math.trunc(Fraction(int(self), int(other))))
     def __mod__(self, other): return self - (self / other) * other
+    def __ge__(self, other): return Truncating(int(self) >= int(other))
 
 
 def trees():
@@ -53,6 +54,7 @@ values = st.fixed_dictionaries({**{n: st.integers(0, s - 1) for n, s in SIZES.it
 @given(trees(), values)
 @example(("%", S0.expr, -3), {"i0": 0, "i1": 0, "i2": 0, "s0": 5})
 @example(("/", ("/", S0.expr, 2), -3), {"i0": 0, "i1": 0, "i2": 0, "s0": 2})
+@example(("/", ("/", -1, S0.expr), ("+", 1, VARS["i0"].expr)), {"i0": 1, "i1": 0, "i2": 0, "s0": 2})
 @example(("/", ("*", VARS["i0"].expr, ("/", -1, S0.expr)), 7), {"i0": 1, "i1": 0, "i2": 0, "s0": 2})
 def test_simplification_keeps_the_value_bounds_and_text(tree, v):
     e, expected = build(tree)

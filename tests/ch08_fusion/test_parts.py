@@ -216,7 +216,7 @@ def test_in_place_counts_walks_as_well_as_loops():
     """Triton stores in the first walk that knows the value, before a loop that is earlier in the kernel but waits for a sum; C++ and
     the interpreter store in the order of the loops."""
     r = Symbol("r0", 8)
-    bufs = buffers(x=(8,), y=(8,), z=(8,), t=(8,), s=())
+    bufs = buffers(x=(8,), y=(8,), z=(8,), t=(8,), u=(8,), v=(8,), s=())
 
     def element(name, sources, target):
         b = Builder()
@@ -232,6 +232,16 @@ def test_in_place_counts_walks_as_well_as_loops():
     t, y, z = element("t", "xx", "t"), element("y", "tt", "y"), element("z", "ts", "z")
     assert overwrites_safely(kernel(t, total, y, z), "x", "z") and not overwrites_safely(kernel(t, total, z, y), "x", "z")
     assert not overwrites_safely(kernel(t, total, y, z), "x", "y") and not overwrites_safely(kernel(t, total, z, y), "x", "y")
+    # what was summed over dims of size 1 is there at once; and of two stores of a loop one may be early, the other late
+    b = Builder()
+    b.store("u", r.expr, b.make("reduce", ("sum", b.load("t", r.expr, F32), None), F32))
+    of_one = Loop("of_one", (r,), (), tuple(b.stores))
+    b = Builder()
+    b.store("y", r.expr, b.load("t", r.expr, F32))
+    b.store("v", r.expr, b.load("s", 0, F32))
+    both = Loop("both", (r,), (), tuple(b.stores))
+    for late in (both, element("y", "uu", "y")):
+        assert not overwrites_safely(kernel(t, total, of_one, z, late), "x", "y")
 
 
 def test_the_order_frees_early():

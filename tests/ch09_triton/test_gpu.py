@@ -1,4 +1,6 @@
 """Generated kernels on a real GPU against eager: every kernel form, awkward shapes, special values."""
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -55,6 +57,27 @@ def test_pointwise(n, dtype):
 def test_a_sum_and_a_transposed_read_in_one_kernel(rows, n):
     """Indices of so few elements have 16 bits, and are added in pairs."""
     check(lambda x: x.sum() / x.numel() + x.mT / 0.1, r(rows, n, n), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("shape", [(30, 24), (3, 5000), (5000, 3), (64, 2048)])
+def test_extremes_of_negated_integers(shape, dtype):
+    """`ptxas` forgets a minus in a maximum of three."""
+    x = torch.randint(-90, 100, shape, device="cuda").to(dtype)
+    for extreme in (torch.amax, torch.amin):
+        for dim in (0, 1, (0, 1)):
+            check(lambda x: extreme(-x, dim), x)
+    check(lambda x: (-x).argmax(1), x)
+    check(lambda x: torch.where(x > 2, -x, x).argmin(0), x)
+    check(lambda x: torch.fmod(-7 // (x.abs() + 1), -5).argmax(), x)
+    for extreme in (torch.maximum, torch.minimum):
+        for signs in itertools.product((1, -1), repeat=3):
+            check(lambda x: extreme(extreme(signs[0] * x, signs[1] * x.flip(0)), signs[2] * x.flip(1)), x)
+
+
+def test_functions_of_the_library_keep_subnormal_numbers():
+    x = torch.tensor([1e-45, -1e-45, 1e-39, -3e-42, 0.0], device="cuda")
+    check(lambda x: (x // -0.7, torch.remainder(x, 0.7), torch.fmod(x, 0.7), torch.hypot(x, x), torch.expm1(x)), x, rtol=0, atol=0)
 
 
 UNARY = ["exp", "expm1", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asinh", "atan", "erf", "erfc", "lgamma", "digamma",

@@ -154,14 +154,45 @@ PAIR = """
 """
 
 
+def machine_code(ptx, folder):
+    """What `ptxas` makes of the repaired text, as `nvdisasm` shows it."""
+    from triton import knobs
+    text, binary = folder / "kernel.ptx", folder / "kernel.cubin"
+    text.write_text(launch.worker.repaired(ptx))
+    subprocess.run([knobs.nvidia.ptxas.path, "--gpu-name=sm_90", text, "-o", binary], check=True)
+    return subprocess.run([knobs.nvidia.nvdisasm.path, binary], capture_output=True, text=True, check=True).stdout
+
+
 def test_a_sum_of_pairs_keeps_its_constant(tmp_path):
     """Of which only one is of use: `ptxas` forgets what is added."""
-    from triton import knobs
-    text, binary = tmp_path / "kernel.ptx", tmp_path / "kernel.cubin"
-    text.write_text(launch.worker.two_sums(PAIR))
-    subprocess.run([knobs.nvidia.ptxas.path, "--gpu-name=sm_90", text, "-o", binary], check=True)
-    shown = subprocess.run([knobs.nvidia.nvdisasm.path, binary], capture_output=True, text=True, check=True).stdout
+    shown = machine_code(PAIR, tmp_path)
     assert re.search(r"ADD.*, 0x93\b", shown), shown
+
+
+THREE = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry kernel(.param .u64 where) {
+    .reg .b64 %rd<2>;  .reg .b32 %r<8>;
+    ld.param.u64 %rd1, [where];
+    ld.global.b32 %r1, [%rd1];
+    ld.global.b32 %r2, [%rd1 + 4];
+    ld.global.b32 %r3, [%rd1 + 8];
+    neg.s32 \t%r4, %r1;
+    neg.s32 \t%r5, %r2;
+    max.s32 \t%r6, %r4, %r5;
+    max.s32 \t%r7, %r6, %r3;
+    st.global.b32 [%rd1], %r7;
+    ret;
+}
+"""
+
+
+def test_a_maximum_of_three_keeps_its_signs(tmp_path):
+    """`ptxas` makes one instruction of the two, and forgets one of the negations: here both are complements."""
+    shown = machine_code(THREE, tmp_path)
+    assert len(re.findall(r"LOP3\.LUT R\d+, RZ, R\d+, RZ, 0x33", shown)) == 2, shown
 
 
 @pytest.mark.skipif(launch.interpreting(), reason="compiles for a GPU")

@@ -17,12 +17,13 @@ clone _to_copy copy_ copy cat stack index index_select gather take where masked_
 amin maximum minimum fmax fmin clamp clamp_ clamp_min clamp_max relu relu_ abs neg neg_ sign sgn floor ceil round trunc frac sort
 topk kthvalue median cummax cummin aminmax fill fill_ zero_ zeros zeros_like ones ones_like full full_like arange eye tril triu
 tril_ triu_ diag_embed constant_pad_nd max_pool2d_with_indices _adaptive_max_pool2d adaptive_max_pool2d slice_backward
-select_backward select_scatter slice_scatter diagonal_scatter diagonal_backward embedding threshold_backward unfold lift_fresh
-detach new_zeros new_ones new_full new_empty empty empty_like nan_to_num isnan isinf signbit copysign reflection_pad1d
+select_backward select_scatter slice_scatter diagonal_scatter diagonal_backward embedding threshold_backward unfold
+lift_fresh detach new_zeros new_ones new_full new_empty empty empty_like nan_to_num isnan isinf signbit copysign reflection_pad1d
 reflection_pad2d replication_pad1d replication_pad2d index_fill index_fill_ index_copy index_copy_ scatter scatter_ masked_scatter
 masked_scatter_ put put_ take_along_dim _unsafe_index contiguous scalar_tensor upsample_nearest2d upsample_nearest1d
 im2col pixel_shuffle pixel_unshuffle hardtanh threshold heaviside where_ rot90 expand_copy zeros_ set_ resize_ bitwise_and_
 _index_put_impl_ gt ge lt le eq ne nextafter _reshape_copy channel_shuffle native_dropout as_strided_scatter
+_efficientzerotensor
 """.split())
 ACCUMULATES = {"index_put": "accumulate", "index_put_": "accumulate", "_index_put_impl_": "accumulate"}
 BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}      # they write to the arguments 3 and 4; no schema says so

@@ -68,13 +68,15 @@ def _column_major(out, position):
     return tuple(parts)
 
 
-def _ask_the_kernel(op):
+def _ask_the_kernel(op, device):
     """A Fourier transform orders its result by the strides of its operand, dimension by dimension, in a way
-    that is quicker tried than told."""
+    that is quicker tried than told; on a GPU in another one, of which the meta kernel leaves out that dims are sorted."""
     def layout(out, x, *args):
+        if device == "cuda" and not torch.cuda.is_available():
+            return out
         sizes, strides, given = (tuple(map(present, s)) for s in (x.shape, x.stride(), args))
         with outside():
-            real = op(torch.empty_strided(sizes, strides, dtype=x.dtype).zero_(), *given)
+            real = op(torch.empty_strided(sizes, strides, dtype=x.dtype, device=device).zero_(), *given)
         fixed = not any(isinstance(s, torch.SymInt) for s in out.shape)
         return restrided(out, real.stride() if fixed else strides_in_order(out.shape, memory_order(real.shape, real.stride())[::-1]))
     return layout
@@ -85,7 +87,7 @@ def _ask_the_kernel(op):
 
 # %%
 OPERANDS.update(by_overload({
-    "hardswish pow.Tensor_Scalar": [0],
+    "hardswish": [0],
     "complex polar floor_divide floor_divide.Scalar mse_loss smooth_l1_loss lerp.Scalar hardtanh_backward mish_backward hardswish_backward "
     "hardsigmoid_backward softplus_backward": [0, 1],
     "threshold_backward rsub.Tensor leaky_relu_backward": [1, 0],
@@ -285,6 +287,11 @@ def _scaled_by_power(out, x, other):
     return elementwise(out.to(power) if whole else out, x, row_by_row(other))
 
 
+def _to_a_power(out, x, exponent):
+    """A bool to the power of a bool is one; of int64, says the meta kernel."""
+    return elementwise(out.to(torch.bool) if x.dtype is torch.bool and isinstance(exponent, bool) else out, x)
+
+
 def _copied_apart(out, x, *_):
     """A scatter into a view copies its operand, and elements that share memory come apart; PyTorch 2.11's meta kernels leave them there."""
     return out if each_has_its_place(x) else like_a_copy(out, x)
@@ -300,6 +307,8 @@ def _each(form):
 # the first operand, or as elementwise kernels leave them. A lambda picks the operands that a rule is about.
 
 # %%
+TRANSFORMS = "_fft_r2c", "_fft_c2c", "_fft_c2r"
+
 FORMS.update(by_overload({
     "channel_shuffle": _shuffled_by_views,
     "view": _viewed,
@@ -319,6 +328,8 @@ FORMS.update(by_overload({
     "native_layer_norm_backward": lambda out, *_: tuple(t if t is None else row_by_row(t) for t in out),
     "block_diag": _of_one_block,
     "ldexp.Tensor": _scaled_by_power,
+    "pow.Tensor_Scalar": _to_a_power,
+    "_foreach_pow.Scalar": lambda out, xs, exponent: [_to_a_power(t, x, exponent) for t, x in zip(out, xs)],
     "soft_margin_loss": lambda out, x, *_: elementwise(out.to(x.dtype), x),
     "huber_loss binary_cross_entropy": lambda out, x, *_: like_a_copy(out.to(x.dtype), x),
     "angle": lambda out, x: row_by_row(out) if x.is_complex() else elementwise(out, x),
@@ -333,6 +344,7 @@ FORMS.update(by_overload({
     "var_mean.correction std_mean.correction aminmax": _each(_reduced),
     "linalg_matrix_exp": _exponential,
     "binary_cross_entropy_with_logits": lambda out, x, target, *_: like_a_copy(out.to(target.dtype), target),
+    **{name: _ask_the_kernel(overload_named(name), "cuda") for name in TRANSFORMS},
 }) | dict.fromkeys(overloads(aten.linspace, aten.logspace), _spaced))
 CPU_FORMS.update(by_overload({
     "convolution": _convolution_layout,
@@ -346,7 +358,7 @@ CPU_FORMS.update(by_overload({
     "reflection_pad2d_backward replication_pad2d_backward reflection_pad3d_backward replication_pad3d_backward":
         lambda out, grad, x, *_: _rows_or_channels_last(out, x),
     "native_batch_norm_backward": lambda out, grad, x, *_: _batch_norm_layout(out, x),
-    **{name: _ask_the_kernel(overload_named(name)) for name in ("_fft_r2c", "_fft_c2c", "_fft_c2r")},
+    **{name: _ask_the_kernel(overload_named(name), "cpu") for name in TRANSFORMS},
     "_linalg_svd": lambda out, *_: _column_major(out, 2),
     "linalg_eig": lambda out, *_: _column_major(out, 1),
     "log_sigmoid_forward": _each(row_by_row),

@@ -207,7 +207,7 @@ def lerp(a, b, weight):
 # the last product can be rounded.
 
 # %%
-SMALL_POWERS = {0.5: torch.sqrt, -0.5: torch.rsqrt, -1: torch.reciprocal, 1: torch.clone, 2: lambda x: x * x,
+SMALL_POWERS = {0.5: torch.sqrt, -0.5: torch.rsqrt, -1: torch.reciprocal, 0: torch.ones_like, 1: torch.clone, 2: lambda x: x * x,
                 3: in_float32(lambda x: x * x * x), -2: in_float32(lambda x: torch.reciprocal(x * x))}
 
 
