@@ -135,11 +135,11 @@ TWO_SUMS = r"""{
     }"""
 
 # %% [markdown]
-# The second mistake is about signs. From sm_90 on a GPU has an instruction for the maximum of three integers, `VIMNMX3`, of which ptxas makes
-# use for `max(max(-a, -b), c)`; and it forgets the second minus. `(-x).amax()` of 1,024 integers is then the maximum of numbers some of
-# which have the wrong sign, and `argmax`, which looks for that number, finds none. LLVM writes negations where a kernel has none, as for a
-# remainder by a negative number, so only behind LLVM are they all to be seen. In a kernel with such a maximum or minimum a negation becomes
-# what it is in two's complement: all bits turned, plus one. That sum and a maximum are one instruction, too.
+# The second mistake is about signs. From sm_90 on a GPU has an instruction for the maximum of three integers, `VIMNMX3`, of which
+# ptxas makes use for `max(max(-a, -b), c)`; and it forgets the second minus. `(-x).amax()` of 1,024 integers is then the maximum of
+# numbers some of which have the wrong sign, and `argmax`, which looks for that number, finds none. LLVM writes negations where a
+# kernel has none, as for a remainder by a negative number, so only behind LLVM are they all to be seen. In a kernel with such a maximum
+# or minimum a negation becomes what it is in two's complement: all bits turned, plus one. That sum and a maximum are one instruction, too.
 
 # %%
 EXTREME = re.compile(r"\b(?:max|min)\.[su](?:16|32)")
