@@ -47,6 +47,7 @@ from .ch08_fusion.groups import FusionOptions
 from .ch08_fusion.kernel import Kernel
 from .ch08_fusion.reference import verify_schedule
 from .ch09_triton.launch import start_workers
+from .ch09_triton.passes import verify_in_place
 from .ch11_runtime.collector import without_collection
 from .ch11_runtime.cudagraphs import GraphSet, graphed, outputs_that_leave
 from .ch11_runtime.host import HostProgram, compile_apart, compile_schedule
@@ -109,6 +110,7 @@ def compile_aten(gm: fx.GraphModule, *, rung: str, is_backward: bool = False, re
         if config.check_passes:
             verify(program)
             verify_schedule(schedule)
+            verify_in_place(schedule)
         with timed("emit"):
             compiled = recorded and compile_apart(schedule, rung) or compile_schedule(schedule, rung)
     except Unsupported as reason:

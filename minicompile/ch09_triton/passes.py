@@ -9,7 +9,9 @@ import torch
 
 from ..ch07_loops.builder import COMPARISONS
 from ..ch07_loops.ir import Value, in_order, root_of
-from ..ch08_fusion.values import LinkedKernel, elements, relink
+from ..ch08_fusion.fuse import Schedule
+from ..ch08_fusion.kernel import Kernel, pieces_of
+from ..ch08_fusion.values import LinkedKernel, elements, link, relink
 
 # %% [markdown]
 # ## Passes
@@ -51,6 +53,25 @@ def schedule_passes(g: LinkedKernel) -> list[tuple[list, list]]:
     before = [[s for s in g.steps if when.get(s, s.phase) == k and not g.is_element(s)]
               for k in range(count + 1)]
     return list(zip(before, inside + [[]]))
+
+
+# %% [markdown]
+# Chapter 8 has decided which result is written over which value that dies in the kernel, from its loops and its two `orders_of` them.
+# Here are the steps themselves, in the order in which they are printed: walk by walk where a row is walked along, one after the other where
+# it is held. With `config.check_passes` a schedule must bear this out.
+
+# %%
+def verify_in_place(schedule: Schedule) -> None:
+    """No kernel loads from memory after it has stored there what takes it over. (Where a program walks over tiles of whole rows,
+    all loads of a tile come first.)"""
+    for step, plan in zip(schedule.steps, schedule.plan.steps, strict=True):
+        for kernel in pieces_of(step) if plan.reuse and isinstance(step, Kernel) else ():
+            g = with_online_softmax(link(kernel))
+            walks = [s for before, inside in schedule_passes(g) for s in (*before, *inside)]
+            for steps in (g.steps, walks) if not kernel.walked else ():
+                for new, old in plan.reuse:
+                    stored = next((k for k, s in enumerate(steps) if s.op == "store" and s.buffer == new), len(steps))
+                    assert not any(s.op == "load" and s.buffer == old for s in steps[stored:]), f"{kernel.name}: {new} over {old}"
 
 
 # %% [markdown]

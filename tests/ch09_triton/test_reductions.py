@@ -238,3 +238,18 @@ def test_a_result_does_not_take_over_memory_that_a_later_walk_reads():
     for rows in 7, 300:
         x = torch.randn(rows, 5)
         torch.testing.assert_close(minicompile.compile(f, backend="triton", dynamic=True)(x), f(x), rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_is_written_over_what_a_later_walk_reads(monkeypatch):
+    """A row whose length varies is walked along. A sum over a dim of size 1 alone is known in the first walk, and may be written there."""
+    def function(x):
+        y = torch._neg_view(x * 2) + x.sum()
+        return -y - y.sum(), (1 - y).nanmean(-1), y
+    x = torch.arange(4.0).view(1, 4, 1, 1)
+    with minicompile.config.patch(check_passes=True, raise_on_internal_error=True):
+        got = minicompile.compile(function, backend="triton", dynamic=True)(x)
+        for a, b in zip(got, function(x), strict=True):
+            torch.testing.assert_close(a, b)
+        monkeypatch.setattr("minicompile.ch08_fusion.memory.overwrites_safely", lambda *args: True)
+        with pytest.raises(AssertionError, match="over"):
+            minicompile.compile(lambda x: function(x), backend="triton", dynamic=True)(x)

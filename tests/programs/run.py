@@ -38,7 +38,7 @@ def setup():
     if torch.cuda.is_available():                           # float32 means float32, for both sides
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.deterministic = True
-    minicompile.config.raise_on_internal_error = True
+    minicompile.config.raise_on_internal_error = minicompile.config.check_passes = True
     logging.disable(logging.CRITICAL)
 
 
