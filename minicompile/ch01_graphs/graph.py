@@ -227,34 +227,54 @@ CONTAINERS = (tuple, list, dict, slice)
 
 def eager_callable(gm: fx.GraphModule) -> Callable:
     """Backend `eager`: the graph's own Python code."""
-    gm = with_out(with_own_names(gm))
+    gm = with_out(with_own_names(gm, held=True))
     gm.real_recompile()
-    return gm.forward
+    forward = gm.forward
+    names = forward.__globals__
+    names.update({name: f.func for name, f in names.items() if type(f) is Held})         # to call it through a partial takes longer
+    return forward
 
 
 # %% [markdown]
 # The code calls functions by their names, and a few functions of C++ have that of a Python function around them: a graph of `torch.cdist`
 # has a call of `torch._VF.cdist`, which says that its name is `torch.cdist`. A `partial` of it, which may have any name, tells its own. One
-# of a function in whose place the program has put another has a name that is no module's, so the code holds it.
+# of a function in whose place the program has put another has a name that is no module's, so the code holds it. The program may do that
+# at any time, to a function that itself has got hold of before (`from torch import relu`). So where the graph's own code is run it holds
+# all of them.
 
 # %%
+FUNCTIONS = types.BuiltinFunctionType, types.FunctionType
+
+
+class Held(functools.partial):
+    """Of a function that the code of a graph is to have as a global of its own."""
+
+
 def is_wrapped(node: fx.Node) -> bool:
     """Is it a call of a function whose name is that of another?"""
     f = node.target
-    return type(f) in (types.BuiltinFunctionType, types.FunctionType) and getattr(sys.modules.get(f.__module__), f.__name__, f) is not f
+    return type(f) in FUNCTIONS and getattr(sys.modules.get(f.__module__), f.__name__, f) is not f
 
 
-def with_own_names(gm: fx.GraphModule) -> fx.GraphModule:
-    """The graph with a function that tells its own name in place of each that tells another's."""
-    if not any(map(is_wrapped, gm.graph.nodes)):
+def is_read_by_name(node: fx.Node) -> bool:
+    """Does the code of the graph look for the function that it calls?"""
+    f = node.target
+    return type(f) in FUNCTIONS and (f.__module__ or "").startswith("torch") or is_wrapped(node)
+
+
+def with_own_names(gm: fx.GraphModule, held: bool = False) -> fx.GraphModule:
+    """The graph with a function that tells its own name in place of each that tells another's. held: that has none, but is held by the
+    code, in place of each that the code would look for."""
+    chosen = is_read_by_name if held else is_wrapped
+    if not any(map(chosen, gm.graph.nodes)):
         return gm
     graph, env = fx.Graph(), {}
     for node in gm.graph.nodes:
         env[node] = copied = graph.node_copy(node, env.__getitem__)
-        if is_wrapped(node):
-            copied.target = functools.partial(node.target)
+        if chosen(node):
+            copied.target = Held(node.target)
             copied.target.__name__ = name = node.target.__name__
-            copied.target.__module__ = "torch._VF" if getattr(torch._VF, name, None) is node.target else "replaced"
+            copied.target.__module__ = "torch._VF" if not held and getattr(torch._VF, name, None) is node.target else "held"
     return graph_module(gm, graph)
 
 

@@ -4,7 +4,11 @@
 # The kinds of guards that a program without tensors has no use for.
 
 # %%
+import dis
+import functools
 import math
+import sys
+import types
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +16,7 @@ import torch
 
 from ..ch01_graphs.layouts import from_inside, stride_pattern
 from .guards import ALL, SAME, STATE, TENSOR, WATCHED, Condition, Spec, changed_in_words, class_lookup, guard_kind, name_of, one, short
-from .identity import held, is_found, strongly, weakly, weakly_found
+from .identity import LIBRARIES, held, is_found, module_name, strongly, weakly, weakly_found
 from .sources import InstanceDictSource, ItemSource
 
 # %% [markdown]
@@ -426,3 +430,59 @@ def methods_in_words(g) -> str:
 def tensor_methods(g, x, const):
     """No source; expected: what `replaced_methods` gives."""
     return [Condition(f"__methods_are({const(g.expected)})", lambda v: "a method of torch.Tensor was replaced")]
+
+
+# %% [markdown]
+# **What a function of the library calls.** A graph has a call of `F.layer_norm`, a function in Python, which finds `torch.layer_norm` by
+# its name. A program may put another there, and functions that name it are others then. So of each function that goes into a graph as a
+# whole it is guarded that what it names, and what that names in turn, are PyTorch's functions. They were noted when this module was
+# imported. Methods of tensors, which such a function calls, too, have the guard above.
+
+# %%
+FUNCTIONAL_MODULES = (
+    "torch", "torch.functional", "torch.nn.functional", "torch.nn._reduction", "torch.linalg", "torch.special", "torch.fft",
+    "torch._tensor", "torch._jit_internal", "torch._C", "torch._C._nn", "torch._C._linalg", "torch._C._fft", "torch._C._special")
+OWN_FUNCTIONS = {name: {key: f if type(f) is types.BuiltinFunctionType or module_name(f).partition(".")[0] in LIBRARIES else False
+                        for key, f in vars(sys.modules[name]).items() if type(f) in (types.FunctionType, types.BuiltinFunctionType)}
+                 for name in FUNCTIONAL_MODULES}          # False: what a program has put there before
+
+
+def chains(code: types.CodeType) -> list[list[str]]:
+    """The globals that code reads, each with the attributes that are read from it at once: `torch._C._nn.mse_loss` as four names."""
+    found, last = [], []
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_GLOBAL":
+            found.append(last := [instruction.argval])
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            last.append(instruction.argval)
+        else:
+            last = []
+    return found + [chain for inner in code.co_consts if type(inner) is types.CodeType for chain in chains(inner)]
+
+
+@functools.cache
+def named_in(function: types.FunctionType) -> tuple[dict, set]:
+    """Where a function of PyTorch finds others: {(module, name): PyTorch's function}, and the names of all attributes that it reads."""
+    places, names, todo = {}, set(), [function]
+    for f in todo:
+        names.update(f.__code__.co_names)
+        for chain in chains(f.__code__):
+            space = f.__globals__
+            for name in chain:
+                own = OWN_FUNCTIONS.get(space["__name__"], {}).get(name)
+                if own is not None and own is not function:
+                    places[sys.modules[space["__name__"]], name] = own
+                    todo += [own] if type(own) is types.FunctionType and own.__module__ in FUNCTIONAL_MODULES and own not in todo else []
+                if own is not None or type(space.get(name)) is not types.ModuleType:
+                    break
+                space = vars(space[name])
+        todo += [own for cell in f.__closure__ or () if type(own := cell.cell_contents) is types.FunctionType and own not in todo]
+    return places, names
+
+
+@guard_kind("NAMED_IN", lambda g: f"what {g.expected[0].__name__} calls is PyTorch's",
+            looks=lambda g: [(SAME, at) for at, _ in g.expected[1]])
+def named(g, x, const):
+    """No source; expected: a function of PyTorch, and where it finds others (a source and what is there)."""
+    return [Condition(f"{const.read(at)} is {const(own)}", lambda v, at=at: f"{at}, which {g.expected[0].__name__} calls, was replaced")
+            for at, own in g.expected[1]]

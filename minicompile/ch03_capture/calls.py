@@ -40,7 +40,8 @@ from .methods import call_handler, call_method
 from .operations import emit_float, fold, fold_unknown
 from .protocol import method
 from .tracer import (
-    CALLS, Tracer, answer, call, constant_source, enter_namespace, guard_thing, is_library, location, plain_python, unsupported)
+    CALLS, Tracer, answer, call, constant_source, enter_namespace, guard_thing, is_library, location, names_its_own, plain_python,
+    unsupported)
 from .values import (
     AbstractValue, BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MethodName,
     MethodVal, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, describe)
@@ -88,12 +89,13 @@ NO_ARGUMENT = (ObjVal, FuncVal, MethodVal, PartialVal)
 
 
 # %% [markdown]
-# In order: a function with a handler is handled, and so is a class, unless the program has patched it. A class is instantiated. A Python
-# function that is a method of tensors, as in `torch.Tensor.backward(loss)` or in a bound `loss.backward` that came in, is called as that
-# method. A function that belongs into the graph, which is what most of torch's functions are, becomes a node, unless one of its arguments
-# is something that a node cannot have, a function of the trace for example; then it is inlined like any Python function. Then the type of
-# the callable decides: Python functions, methods of C classes. An object is called by the `__call__` of its class; that of PyTorch's
-# modules has a handler (`library/modules.py`), and so has that of partials. What is left breaks the graph.
+# In order: a Python function of PyTorch that calls what the program has put in the place of others is inlined like any, and finds it. A
+# function with a handler is handled, and so is a class, unless the program has patched it. A class is instantiated. A Python function that
+# is a method of tensors, as in `torch.Tensor.backward(loss)` or in a bound `loss.backward` that came in, is called as that method. A
+# function that belongs into the graph, which is what most of torch's functions are, becomes a node, unless one of its arguments is
+# something that a node cannot have, a function of the trace for example; then it is inlined like any Python function. Then the type of the
+# callable decides: Python functions, methods of C classes. An object is called by the `__call__` of its class; that of PyTorch's modules
+# has a handler (`library/modules.py`), and so has that of partials. What is left breaks the graph.
 
 # %%
 @CALLS.of(ObjVal)
@@ -102,6 +104,8 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     handler = HANDLED.get(real) if is_a(real, HANDLED_KINDS) else None
     if handler is None and kind is types.FunctionType:
         handler = HANDLED.get((module_name(real), real.__name__))
+    if kind is types.FunctionType and not names_its_own(tx, real):
+        return inline_function(tx, function, args, kwargs)
     if handler is not None and not (is_a(real, type) and is_patched(real)):
         return call_handler(tx, lambda: describe(function), handler, args, kwargs)
     if is_a(real, type):

@@ -42,7 +42,7 @@ from .keys import entries
 from .library.tensor_names import METADATA, READ_FROM_INPUT, REFUSED_METHODS, TAKES_SIZES, VIEW_ATTRIBUTES
 from .lookup import MISSING, lookup
 from .storage import AS_STRIDED, check_strided, guard_not_a_view, guard_viewed_leaves, guard_views, taken_without_gradients
-from .tracer import Tracer, call, guard, is_library, location, say_where, step_of, unsupported
+from .tracer import Tracer, call, guard, is_library, location, names_its_own, say_where, step_of, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodName, MethodVal, NONE, NUMPY_SCALARS, ObjVal, SliceVal, SymVal, TensorVal,
     TupleVal, const, describe, specialize)
@@ -495,4 +495,7 @@ def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -
             return wrap_constant(tx, real.tolist())
     if name in REFUSED_METHODS or name == "to" and any(type(as_dtype(a)) is ObjVal for a in args):
         unsupported(tx, f"Tensor.{name}() needs the numbers of the tensor or changes what it is")
+    python = METHODS_OF_TENSORS.get(name)
+    if type(python) is types.FunctionType and not names_its_own(tx, python):
+        return call(tx, wrap(tx, python), [tensor, *args], kwargs)
     return emit(tx, name, [tensor, *args], kwargs)

@@ -50,7 +50,8 @@ from ..ch01_graphs.graph import Graph, Location
 from ..ch01_graphs.shapes import ShapeEnv
 from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.identity import is_long_lived, module_name
-from ..ch02_guards.sources import AttrSource, ConstantSource, GlobalsSource, InstanceDictSource, Source
+from ..ch02_guards.sources import AttrSource, ConstantSource, GlobalsSource, InstanceDictSource, ItemSource, Source
+from ..ch02_guards.torch_guards import FUNCTIONAL_MODULES, named_in
 from ..errors import SkipFrame, Unsupported
 from .effects import Effects
 from .exceptions import interprets, user_error
@@ -351,6 +352,22 @@ def written_global(tx: Tracer, namespace: dict, name: str):
     """What the program wrote to a global variable (DELETED if it deleted it), or None."""
     value = tx.globals.written.get(id(namespace))
     return value and value.attrs.get(name)
+
+
+def names_its_own(tx: Tracer, function: types.FunctionType) -> bool:
+    """Whether what a function of PyTorch calls is PyTorch's, which is guarded. One for which the program has put in others is no
+    function that is known. (Of the program's own functions nothing is known anyway.)"""
+    if function.__globals__.get("__name__") not in FUNCTIONAL_MODULES:
+        return True
+    places, names = named_in(function)
+    if not tx.tensors.replaced.isdisjoint(names):
+        return False
+    if any(vars(m).get(name) is not own or written_global(tx, vars(m), name) is not None for (m, name), own in places.items()):
+        return False
+    if places:
+        guard_thing(tx, "NAMED_IN", function, tuple(
+            (ItemSource(InstanceDictSource(constant_source(tx, module)), name), own) for (module, name), own in places.items()))
+    return True
 
 
 # %% [markdown]

@@ -1100,6 +1100,37 @@ def test_what_calls_the_function_in_whose_place_it_is(function, owner, name, nam
         called.clear()
 
 
+normed = torch.nn.LayerNorm(2)
+
+
+@pytest.mark.parametrize("function, owner, name", [
+    (lambda x: F.relu(x), torch, "relu"), (lambda x: normed(x), torch, "layer_norm"), (lambda x: F.relu6(x), F, "hardtanh"),
+    (lambda x: F.mse_loss(x, 2 * x), torch._C._nn, "mse_loss"), (lambda x: F.mse_loss(x, x[None]), torch, "broadcast_tensors"),
+    (lambda x: F.softmax(x, 0), torch.Tensor, "softmax"), (lambda x: x.norm(), torch, "norm"),
+    (lambda x: torch.norm(x), torch.linalg, "vector_norm"), (lambda x: F.max_pool1d(x[None], 2), torch, "max_pool1d"),
+    (torch.cos, torch, "cos"), (F.relu, F, "relu")], ids=lambda v: v if type(v) is str else "")
+@pytest.mark.parametrize("first", (False, True), ids=("replaced-later", "replaced-first"))
+@pytest.mark.parametrize("backend", ("eager", "aot_eager"))
+def test_what_a_function_of_the_library_calls(function, owner, name, first, backend, monkeypatch, fresh):
+    """The program has put another in the place of that, of which it need not know."""
+    own, called, x = getattr(owner, name), [], torch.tensor([-1.0, 4.0])
+
+    def wrapper(*args, **kwargs):
+        called.append(name)
+        result = own(*args, **kwargs)
+        return result * 3 if isinstance(result, torch.Tensor) else result
+    compiled = minicompile.compile(lambda x: function(x) + 1, backend=backend)
+    for replaced in (first, not first, True, False, True):
+        with monkeypatch.context() as patch:
+            if replaced:
+                patch.setattr(owner, name, wrapper)
+            expected, before = function(x) + 1, called.copy()
+            called.clear()
+            got = compiled(x)
+        assert torch.allclose(got, expected) and called == before
+        called.clear()
+
+
 @pytest.mark.parametrize("name", ["lambda", "class", "layer-1", "w.0", "a b", "\N{LATIN SMALL LIGATURE FI}", "{}", "a{0}", "'", "0", ""])
 @pytest.mark.parametrize("owner", [types.SimpleNamespace(), Thing(), type("Other", (), {})], ids=lambda owner: type(owner).__name__)
 def test_attributes_whose_names_are_no_identifiers(owner, name, fresh):

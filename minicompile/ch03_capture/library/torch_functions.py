@@ -108,7 +108,7 @@ HANDLED.update({
 })
 
 # PyTorch's own: a program may put others in their place, which call these.
-ONE_HOT, MAX_POOL = torch.nn.functional.one_hot, torch.nn.functional.max_pool1d
+ONE_HOT = torch.nn.functional.one_hot
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -126,14 +126,17 @@ def one_hot(tx, *args, **kwargs):
     return emit(tx, "contiguous", [compared])
 
 
-@handles(torch.max_pool1d, torch.nn.functional.max_pool1d, torch.nn.functional._max_pool1d)
-def max_pool1d(tx, *args, **kwargs):
+def max_pool1d(function, tx, /, *args, **kwargs):
     """Where no gradient is wanted a CPU has a kernel for it, whose result lies row by row; of fakes it is a pooling over two dims."""
-    pooled = emit(tx, MAX_POOL, args, kwargs)
+    pooled = emit(tx, function, args, kwargs)
     if type(pooled) is not TensorVal or pooled.fake.device.type != "cpu" or pooled.fake.requires_grad \
             or pooled.fake.stride() == contiguous_strides(pooled.fake.shape):
         return pooled
     return emit(tx, "clone", [pooled], {"memory_format": const(torch.contiguous_format)})
+
+
+for _function in (torch.max_pool1d, torch.nn.functional.max_pool1d, torch.nn.functional._max_pool1d):
+    HANDLED[_function] = functools.partial(max_pool1d, _function)
 
 
 @handles(torch.as_tensor, torch.asarray)
