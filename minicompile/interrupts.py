@@ -14,6 +14,7 @@ import threading
 import weakref
 
 import torch
+from torch import is_grad_enabled, is_inference_mode_enabled
 
 from . import marks
 from .ch03_capture import hook
@@ -66,7 +67,7 @@ class ThreadState:
 
     def __init__(self):
         self.hooks, self.raised = (), None
-        self.grad, self.inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self.grad, self.inference = is_grad_enabled(), is_inference_mode_enabled()
         self.asks, self.depth = torch._C._is_torch_function_enabled(), torch._C._len_torch_function_stack()
         self.keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
         self.autocast = autocast_states()
@@ -82,7 +83,7 @@ class ThreadState:
             stack.callback(set_autocast, autocast_states())
             set_autocast(self.autocast)
             stack.enter_context(torch._C._ForceDispatchKeyGuard(*self.keys))
-            if self.inference != torch.is_inference_mode_enabled():
+            if self.inference != is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad))
             if self.asks:

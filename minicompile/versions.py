@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
 
 from . import logs
 from .backends import add_size_inputs, call_backend
@@ -263,7 +264,7 @@ def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
     namespace["__graph"] = call_backend(captured, state.context, functools.partial(late_error, state.weak_code, state.context))
     gm = captured.gm if captured.traceless and not callable(state.context.backend) else None
     namespace["__refused"] = functools.partial(hook.run, None, graph_refused, gm, state.context.backend == "eager",
-                                               torch.is_grad_enabled())
+                                               is_grad_enabled())
     return watched_call(gm and captured.retreat)
 
 

@@ -23,6 +23,7 @@ import weakref
 from typing import Callable
 
 import torch
+from torch import is_inference_mode_enabled
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import Unsupported
@@ -115,7 +116,7 @@ class DispatchMode(TorchDispatchMode):
 def plain_tensors():
     """Inference mode is off inside: tensors made under it have no version counter, which is how capture
     notices that an operation writes to a tensor. Gradients stay off."""
-    if not torch.is_inference_mode_enabled():
+    if not is_inference_mode_enabled():
         yield
         return
     with torch.inference_mode(False), torch.no_grad():

@@ -19,6 +19,7 @@ import re
 from pathlib import Path
 
 import torch
+from torch import get_default_dtype
 from torch.utils import _pytree as pytree
 
 from ..errors import Unsupported, words_of
@@ -150,7 +151,7 @@ def in_integers(func, args, kwargs):
     if not (bounds and any(type(x) is torch.SymInt for x in args) and all(type(x) is not float or x.is_integer() for x in args)):
         return args, kwargs
     whole = [int(x) if type(x) is float else x for x in args]
-    dtype = torch.get_default_dtype() if any(type(x) is float for x in args) else None
+    dtype = get_default_dtype() if any(type(x) is float for x in args) else None
     return whole, kwargs if kwargs.get("dtype") or dtype is None else {**kwargs, "dtype": dtype}
 
 # %% [markdown]

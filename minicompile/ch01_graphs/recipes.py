@@ -22,6 +22,7 @@ import functools
 from typing import Any
 
 import torch
+from torch import get_default_dtype
 
 from ..errors import Unsupported
 from .fake import FakeTensor, storage_key
@@ -186,7 +187,7 @@ def fake_call(func, args, kwargs):
     try:
         if func._schema.is_mutable:
             _check_alone(args[0], leaves(args[1:], kwargs))
-        key = func, torch.get_default_dtype(), asked(args, floats), tuple(kwargs), asked(tuple(kwargs.values()), floats)
+        key = func, get_default_dtype(), asked(args, floats), tuple(kwargs), asked(tuple(kwargs.values()), floats)
     except NotKept:
         return run_on_fakes(func, args, kwargs)
     first = args[0] if args else None

@@ -15,7 +15,7 @@ import operator
 from typing import Any, Callable, Sequence
 
 import torch
-from torch import fx
+from torch import fx, is_grad_enabled
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -131,7 +131,7 @@ class Recorder(DispatchMode):
         if func in IN_PLACE_VIEWS:
             target = IN_PLACE_VIEWS[func]
             self._keep_metadata(args[0], node_args[0])
-        elif torch.is_grad_enabled():
+        elif is_grad_enabled():
             target = WITH_WORKSPACE.get(func, func)
         out = fake_call(func, args, kwargs)
         node = self.write(target, node_args, node_kwargs, out)

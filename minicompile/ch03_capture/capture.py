@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 import torch
+from torch import is_grad_enabled
 from torch.utils import _pytree as pytree
 
 from .. import marks
@@ -218,7 +219,7 @@ def trace_frame(func, args: dict, options: CaptureOptions, stop_at: int | None =
     captures.append(tx.classes)
     try:
         with plain_tensors():
-            return run_frame(tx, frame, torch.is_grad_enabled())
+            return run_frame(tx, frame, is_grad_enabled())
     finally:
         for (cls, name), found in captures.pop().found.items():
             guard_class(tx, cls, name, found)
@@ -259,7 +260,7 @@ def run_frame(tx: Tracer, frame: Frame, mode: bool) -> Trace:
             result = None
         if result is not None and tx.contexts:
             raise SkipFrame("a context manager is left open", location(tx))
-        done = Trace(tx, frame, result, close_all(tx), torch.is_grad_enabled())
+        done = Trace(tx, frame, result, close_all(tx), is_grad_enabled())
         set_grad(tx, mode)
         return done
     except UserError as error:
@@ -275,7 +276,7 @@ def run_frame(tx: Tracer, frame: Frame, mode: bool) -> Trace:
         raise marked(SkipFrame("the program's calls are nested too deeply"), passing=True) from None
     finally:
         close_all(tx)
-        if torch.is_grad_enabled() != mode:
+        if is_grad_enabled() != mode:
             torch._C._set_grad_enabled(mode)
 
 
@@ -323,7 +324,7 @@ def capture(func, args: dict, options: CaptureOptions | None = None) -> Captured
 def closing_lines(ep: Epilogue, done: Trace) -> list:
     """Side effects and the text up to the return. Reading everything comes before writing anything."""
     write_effects(ep)
-    if done.grad_mode != torch.is_grad_enabled():
+    if done.grad_mode != is_grad_enabled():
         ep.writes.append(f"__torch._C._set_grad_enabled({done.grad_mode})")
     for name, (value, _) in ep.late.items():
         if any(re.search(rf"\b{name}\b", line) for line in (*ep.reads, *ep.writes)):

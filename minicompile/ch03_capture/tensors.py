@@ -22,6 +22,7 @@ import types
 
 import numpy
 import torch
+from torch import get_default_dtype, is_grad_enabled
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
@@ -197,7 +198,7 @@ def does_not_fit(args, tensors: list, target) -> bool:
     floats = [x for x in args if type(x) is torch.SymFloat]
     if not floats or getattr(target, "__module__", None) == "_operator" and target not in (operator.pow, operator.ipow, operator.setitem):
         return False
-    dtypes = {t.dtype for t in tensors} | {x for x in args if type(x) is torch.dtype} or {torch.get_default_dtype()}
+    dtypes = {t.dtype for t in tensors} | {x for x in args if type(x) is torch.dtype} or {get_default_dtype()}
     largest = min([torch.finfo(d).max for d in dtypes if d.is_floating_point or d.is_complex], default=math.inf)
     return largest < FLOAT64.max and not all(abs(x) <= largest for x in floats)
 
@@ -220,7 +221,7 @@ def known_result(tx: Tracer, target, args, kwargs, result) -> AbstractValue | No
 # %%
 def check_operands(tx: Tracer, name: str, fakes) -> None:
     """A view that was taken without gradients, and questions that a fake cannot answer."""
-    if torch.is_grad_enabled():
+    if is_grad_enabled():
         for fake in fakes:
             if taken_without_gradients(fake):               # whether it requires one is for its base to say
                 guard_not_a_view(tx, fake, "a view taken without gradients is used, of an input that is a view of another tensor")
@@ -239,7 +240,7 @@ def check_written(tx: Tracer, name: str, written, fakes, result) -> None:
         if any(storage_key(f) in tx.tensors.made_in_inference for f in (*written, *saved)):
             unsupported(tx, f"{name} of an inference tensor, outside of inference_mode()")
     for fake in written:
-        if torch.is_grad_enabled() or fake._is_view() and fake.requires_grad:
+        if is_grad_enabled() or fake._is_view() and fake.requires_grad:
             guard_views(tx, fake)
         else:
             guard_viewed_leaves(tx, fake)
@@ -250,7 +251,7 @@ def check_derivative(tx: Tracer, target, fakes, result) -> None:
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         nodes = [r.grad_fn for r in pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
         if any(n is not None and n.name() == "torch::autograd::WarnNotImplemented" for n in nodes) \
-                or None in nodes and torch.is_grad_enabled() and any(f.requires_grad for f in fakes) and passes_autograd(target):
+                or None in nodes and is_grad_enabled() and any(f.requires_grad for f in fakes) and passes_autograd(target):
             unsupported(tx, f"{target} has no derivative (torch.library.register_autograd gives it one)")
 
 

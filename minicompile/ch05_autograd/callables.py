@@ -18,7 +18,7 @@ import operator
 from typing import Callable, Sequence
 
 import torch
-from torch import fx
+from torch import fx, is_grad_enabled
 
 from ..ch01_graphs.graph import interpret
 from .output_plan import view_chain
@@ -54,7 +54,7 @@ def call_compiled(compiled: Callable, inputs: list):
 
 def with_grad_mode(enabled: bool, function: Callable, *args):
     """Not `with torch.no_grad()`: a signal handler that raises inside its `__exit__` leaves gradients off."""
-    before = torch.is_grad_enabled()
+    before = is_grad_enabled()
     if before is enabled:
         return function(*args)
     try:

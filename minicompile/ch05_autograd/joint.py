@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Sequence
 
 import torch
-from torch import fx
+from torch import fx, is_grad_enabled
 from torch.autograd import grad
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -101,7 +101,7 @@ class _tracing:
         self.recorder = recorder
 
     def __enter__(self):
-        self.state = torch.is_grad_enabled(), torch._C._get_cudnn_enabled()
+        self.state = is_grad_enabled(), torch._C._get_cudnn_enabled()
         torch._C._set_cudnn_enabled(False)
         self.recorder.__enter__()
 

@@ -17,7 +17,7 @@ from collections import Counter
 from typing import Callable, Sequence
 
 import torch
-from torch import fx
+from torch import fx, is_grad_enabled
 
 from ..ch01_graphs.fake import has_memory, is_lazy, version_of
 from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout, same_strides
@@ -185,7 +185,7 @@ def saved_tensors(region, ctx, absent: frozenset) -> tuple[list[torch.Tensor], s
     try:
         return list(ctx.saved_tensors), set()
     except RuntimeError as error:
-        left = ctx.left is not None and present <= ctx.alive and not torch.is_grad_enabled()
+        left = ctx.left is not None and present <= ctx.alive and not is_grad_enabled()
         if not left and (ctx.versions is None or ctx.left is not None):
             raise
         ctx.modified = MODIFIED if left else str(error)
@@ -366,7 +366,7 @@ def run_forward(region: Region, ctx, *inputs):
 # %%
 def run_backward(region: Region, ctx, *tangents):
     joint, retained = region.joint, torch._C._autograd._get_current_graph_task_keep_graph()
-    if region.only is not None and not (retained or ctx.hooked or ctx.watched or torch.is_grad_enabled()):
+    if region.only is not None and not (retained or ctx.hooked or ctx.watched or is_grad_enabled()):
         tangent = tangents[region.only]
         if tangent is not None and has_memory(tangent) and (len(joint.gradients) == 1 or wants_all()):
             try:
@@ -387,7 +387,7 @@ def run_backward(region: Region, ctx, *tangents):
         ctx.left = {place: t.detach() for place, t in enumerate(tensors) if t is not None}
         return region.spread([None] * (len(joint.gradients) + 1))
     compiled, left_out = version_for(region, ctx, absent, unasked, written)
-    again = torch.is_grad_enabled()                 # may somebody differentiate what is computed here?
+    again = is_grad_enabled()                 # may somebody differentiate what is computed here?
     missing = absent, left_out or unasked or gradients_unasked(region, ctx) if again else left_out
     arguments, kept, leading = take_saved(region, ctx, tensors, absent, retained, again)
     found = inputs_again(region, ctx, missing, arguments, written) if again else "nobody may ask"

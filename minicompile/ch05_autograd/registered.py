@@ -28,7 +28,7 @@ from types import SimpleNamespace
 from typing import Any, Callable, NamedTuple
 
 import torch
-from torch import fx
+from torch import fx, is_grad_enabled
 from torch.autograd import grad
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -210,7 +210,7 @@ def calls_operators_of(gm: fx.GraphModule) -> Callable[[fx.Node, tuple, dict], A
 
     def call(node, args, kwargs):
         op = operator_of_the_program(node.target)
-        if op is not None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((args, kwargs))):
+        if op is not None and is_grad_enabled() and any(t.requires_grad for t in tensors_in((args, kwargs))):
             positional, keywords = with_defaults(op._schema, args, kwargs)
             leaves, form = pytree.tree_flatten((positional, keywords))
             key = op, str(form), *map(kind_of_argument, leaves)

@@ -25,7 +25,7 @@ import functools
 from typing import Callable, Sequence
 
 import torch
-from torch import fx
+from torch import fx, is_grad_enabled, is_inference_mode_enabled
 
 from .callables import Compile, call_compiled, changing, data_of, with_grad_mode, without_history
 from .joint import Joint, simplify, trace_joint
@@ -66,7 +66,7 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     function = build_function(joint, halves, forward, backward, second)
     apply = super(torch.autograd.Function, function).apply      # without the questions of `Function.apply`, which guards have asked
     finish = build_finish(joint)
-    needs_enabling = not torch.is_grad_enabled()        # the program itself enables gradients somewhere
+    needs_enabling = not is_grad_enabled()        # the program itself enables gradients somewhere
 
     def call(*inputs):
         given = list(inputs)
@@ -78,7 +78,7 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
         if second.ahead and not hooks_see():            # a checkpoint that runs it again compares what is saved
             return second.as_captured(*inputs)
         second.calls += 1
-        inference = torch.is_inference_mode_enabled()       # no gradients then, whatever the program says
+        inference = is_inference_mode_enabled()       # no gradients then, whatever the program says
         if needs_enabling or inference:
             return with_grad_mode(not inference, call, *inputs)
         return call(*inputs) if apart else finish(apply(*inputs), inputs)
@@ -100,11 +100,11 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
 def _direct(joint: Joint, compile_aten: Compile) -> Callable:
     compiled = changing(compile_aten(joint.gm, is_backward=False), joint.hidden, data_of)
     leaves_history = getattr(compiled, "leaves_history", True)
-    off = not torch.is_grad_enabled() and (bool(joint.written) or without_gradients(joint))
+    off = not is_grad_enabled() and (bool(joint.written) or without_gradients(joint))
     finish, complex_ones = build_finish(joint, off), complex_results(joint)
     nothing_computed = not joint.results and all(node.op != "call_function" for node in joint.gm.graph.nodes)
     as_computed = only_results(joint)
-    if not (torch.is_grad_enabled() or off or as_computed):         # the program itself enables gradients for a view
+    if not (is_grad_enabled() or off or as_computed):         # the program itself enables gradients for a view
         finish = functools.partial(with_grad_mode, True, finish)
 
     def run(*inputs):

@@ -38,7 +38,7 @@ import weakref
 from typing import Callable, Sequence
 
 import torch
-from torch import fx
+from torch import fx, is_grad_enabled
 from torch.autograd import grad
 from torch.utils import _pytree as pytree
 
@@ -449,7 +449,7 @@ def separate(x):
 def derive_again(again: Again, missing: Missing, template: list, states: list, tensors, seconds) -> list:
     """Gradients for `tensors`, inputs and tangents, of what `again` computes from them. template: its arguments, without tensors;
     states: of the generators, before the region drew from them."""
-    create = torch.is_grad_enabled()
+    create = is_grad_enabled()
     again.expect()
     with torch.enable_grad():
         tensors = [separate(t) if create or not t.requires_grad else t.detach().requires_grad_() for t in tensors]

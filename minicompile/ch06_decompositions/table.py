@@ -25,6 +25,7 @@ import math
 from typing import Callable
 
 import torch
+from torch import get_default_dtype
 from torch.utils._pytree import tree_map
 
 from ..ch01_graphs.corrections import outside
@@ -119,7 +120,7 @@ def number_dtype(x) -> torch.dtype:
     """The dtype that a Python number stands for."""
     if isinstance(x, (bool, torch.SymBool)):
         return torch.bool
-    return torch.int64 if isinstance(x, (int, torch.SymInt)) else torch.get_default_dtype()
+    return torch.int64 if isinstance(x, (int, torch.SymInt)) else get_default_dtype()
 
 
 def _kind(dtype: torch.dtype) -> int:
@@ -155,7 +156,7 @@ def widen(x):
 
 def real(x):
     """Integers and bools become the default float dtype, as in eager's `sin(integers)`."""
-    return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
+    return x if x.is_floating_point() or x.is_complex() else x.to(get_default_dtype())
 
 
 # %% [markdown]

@@ -26,6 +26,7 @@ from dataclasses import field
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
 from torch.utils.hooks import BackwardHook
 
 from ..ch01_graphs.graph import closure, history_of
@@ -180,7 +181,7 @@ def apply_on_tensors(tx: Tracer, self, fn: AbstractValue, args: AbstractValue) -
     """Pass the tensors among `args` through a node, and call `fn` with it. Returns the new `args` and the positions of the tensors."""
     items = unpack(tx, args)
     places = [i for i, item in enumerate(items) if type(item) is TensorVal]
-    if not torch.is_grad_enabled() or not any(items[i].fake.requires_grad for i in places):
+    if not is_grad_enabled() or not any(items[i].fake.requires_grad for i in places):
         return TupleVal(items=[args, NONE])
     if type(args) is not TupleVal:
         unsupported(tx, "backward hooks of a module with such arguments or results")

@@ -15,6 +15,7 @@ import functools
 import operator
 
 import torch
+from torch import is_inference_mode_enabled
 from torch.optim import adagrad, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import _use_grad_for_differentiable
@@ -277,7 +278,7 @@ def state_of_first_step(init_group, lists: int, forms: dict, optimizer) -> list:
     """Make the state of all parameters without one. forms: (group, place in it) -> what `gradient_to_be` says. Returns functions that
     take back what was made."""
     table, groups, undo = getattr(optimizer, "state", None), groups_of(optimizer), []
-    elsewhere = torch.is_inference_mode_enabled() or torch._C._len_torch_function_stack()
+    elsewhere = is_inference_mode_enabled() or torch._C._len_torch_function_stack()
     if not isinstance(optimizer, torch.optim.Optimizer) or type(table) is not collections.defaultdict or elsewhere or \
             any(group.get("differentiable") for group in groups):
         return undo

@@ -1051,6 +1051,8 @@ def gradient(x):
     (lambda x: x.norm(), torch.Tensor, "norm", lambda a, own=torch.Tensor.norm: own(a) + 1),
     (gradient, torch.Tensor, "backward", lambda a, own=torch.Tensor.backward: own(a * 7)),
     (gradient, torch.autograd, "grad", lambda *a, own=torch.autograd.grad: [g * 7 for g in own(*a)]),
+    (lambda x: x * (2 if torch.is_grad_enabled() else 3), torch, "is_grad_enabled", lambda own=torch.is_grad_enabled: own()),
+    (lambda x: x.to(torch.get_default_dtype()), torch, "get_default_dtype", lambda: torch.float64),
     (lambda x: x.sevenfold() if hasattr(x, "sevenfold") else x, torch.Tensor, "sevenfold", lambda a: a * 7),
     (lambda x: torch.nn.Flatten()(x[None]), torch.nn.Flatten.__init__, "__defaults__", (0, -1)),
     (lambda x: torch.nn.functional.leaky_relu(x), torch.nn.functional.leaky_relu, "__defaults__", (0.5, False)),

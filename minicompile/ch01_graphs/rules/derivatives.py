@@ -8,6 +8,7 @@
 
 # %%
 import torch
+from torch import is_grad_enabled
 
 
 def derivative_of_product(given, grads):
@@ -41,7 +42,7 @@ def derivative_of_running_product(given, grads):
     node, [steps] = torch._C._current_autograd_node(), given
     x, result, grad, dim = node._saved_self, node._saved_result, grads[0], node._saved_dim
     dim -= 2**64 if dim >= 2**63 else 0
-    if steps is None or grad is None or x.is_complex() or x.dim() == 0 or x.shape[dim] == 1 or torch.is_grad_enabled():
+    if steps is None or grad is None or x.is_complex() or x.dim() == 0 or x.shape[dim] == 1 or is_grad_enabled():
         return None
     zeros = (x == 0).cumsum(dim)
 

@@ -16,6 +16,7 @@ import types
 
 import torch
 import torch.nn.functional as F
+from torch import is_grad_enabled
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 
 from ..fake import FakeTensor
@@ -88,7 +89,7 @@ def below_parser(op, *args, **kwargs):
 
 def drawing(op):
     def draw(x, *args, **kwargs):
-        if x.requires_grad and torch.is_grad_enabled() or "out" in kwargs or not isinstance(x, FakeTensor):
+        if x.requires_grad and is_grad_enabled() or "out" in kwargs or not isinstance(x, FakeTensor):
             return NotImplemented
         return below_parser(op, x, *args, **kwargs)
     return draw
@@ -209,7 +210,7 @@ class Exponential(torch.autograd.Function):
 
 def is_differentiated(*tensors) -> bool:
     """Whether autograd sees it; all are of floats and autocast is off, or the function is to be asked."""
-    return torch.is_grad_enabled() and not torch._C._is_any_autocast_enabled() and any(t.requires_grad for t in tensors) and \
+    return is_grad_enabled() and not torch._C._is_any_autocast_enabled() and any(t.requires_grad for t in tensors) and \
         all(t.is_floating_point() for t in tensors)
 
 

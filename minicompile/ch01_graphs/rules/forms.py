@@ -10,6 +10,7 @@ import contextlib
 import functools
 
 import torch
+from torch import get_default_dtype
 
 from ..corrections import COPYING, CPU_FORMS, FORMS, OPERANDS, as_promoted, elementwise, like_a_copy, outside, restrided, row_by_row
 from ..layouts import copied_strides, each_has_its_place, memory_order, strides_in_order
@@ -274,7 +275,7 @@ def _norm(out, x, ord=2, dim=None, keepdim=False, *_):
 def _spaced(out, start, end, *_):
     """Between ends one of which is complex, complex numbers; the meta kernel does not look at the dtypes of tensors."""
     ends = any(isinstance(x, complex) or isinstance(x, torch.Tensor) and x.is_complex() for x in (start, end))
-    return out.to(torch.get_default_dtype().to_complex()) if ends and not out.is_complex() else out
+    return out.to(get_default_dtype().to_complex()) if ends and not out.is_complex() else out
 
 
 def _scaled_by_power(out, x, other):
@@ -283,7 +284,7 @@ def _scaled_by_power(out, x, other):
     if x.is_floating_point() and not other.is_floating_point():
         return like_a_copy(out, x) if out.shape == x.shape else elementwise(out, x, other)
     whole = not (x.is_floating_point() or x.is_complex())
-    power = other.dtype if other.is_floating_point() or other.is_complex() else torch.get_default_dtype()
+    power = other.dtype if other.is_floating_point() or other.is_complex() else get_default_dtype()
     return elementwise(out.to(power) if whole else out, x, row_by_row(other))
 
 

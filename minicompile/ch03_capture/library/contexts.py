@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Callable
 
 import torch
+from torch import is_grad_enabled
 from torch.utils._device import DeviceContext
 
 from ..attributes import get_attribute, store_attribute
@@ -35,17 +36,17 @@ exit_autocast = torch.amp.autocast_mode._exit_autocast
 
 def set_grad(tx: Tracer, enabled: bool):
     """Switch grad mode in the graph and in the tracing thread."""
-    if torch.is_grad_enabled() != enabled:
+    if is_grad_enabled() != enabled:
         finish_node(tx, tx.graph.call_function(torch._C._set_grad_enabled, (enabled,)), None)
         torch._C._set_grad_enabled(enabled)
 
 
 @handles(torch._C._set_grad_enabled)
 def switch_grad(tx, mode):
-    before = torch.is_grad_enabled()
+    before = is_grad_enabled()
     with user_errors():
         torch._C._set_grad_enabled(mode.value)
-    mode = torch.is_grad_enabled()
+    mode = is_grad_enabled()
     torch._C._set_grad_enabled(before)
     set_grad(tx, mode)
 
@@ -68,7 +69,7 @@ def make_grad_context(cls, tx, function=None):
 
 
 def enter_grad(enabled, tx, self):
-    store_attribute(tx, self, "prev", boolean(torch.is_grad_enabled()))
+    store_attribute(tx, self, "prev", boolean(is_grad_enabled()))
     set_grad(tx, enabled)
 
 

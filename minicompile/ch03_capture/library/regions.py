@@ -24,6 +24,7 @@ import itertools
 from dataclasses import dataclass
 
 import torch
+from torch import is_grad_enabled
 from torch.autograd.function import FunctionCtx, _SingleLevelFunction, once_differentiable
 from torch.utils import checkpoint as checkpoints
 
@@ -59,7 +60,7 @@ def noted(ctx: ObjVal, field: str) -> list:
 @handles(torch.autograd.Function.apply.__func__)
 def apply_function(tx: Tracer, function: ObjVal, *args) -> AbstractValue:
     """Function.apply(*args) on values."""
-    cls, mode = function.real, torch.is_grad_enabled()
+    cls, mode = function.real, is_grad_enabled()
     two_steps = cls.setup_context is not _SingleLevelFunction.setup_context
     needs = [type(a) is TensorVal and a.fake.requires_grad for a in args]
     ctx = ObjVal(cls=TracedContext)
@@ -169,7 +170,7 @@ class Lifted(TensorVal):
 def trace_backward(tx, function, ctx, args, needs, raw, case, lifted) -> tuple:
     """The graph of `function.backward` for the tangents present in `case`, and the outer nodes it reads."""
     graph, name = Graph(), function.real.__name__
-    mode, inner = torch.is_grad_enabled(), {}
+    mode, inner = is_grad_enabled(), {}
     tx.outer, tx.graph, tx.lifted = tx.graph, graph, inner
     torch._C._set_grad_enabled(False)
     try:
@@ -307,7 +308,7 @@ def checkpoint(tx: Tracer, function, *args, use_reentrant=NONE, preserve_rng_sta
     if use_reentrant is NONE or {"context_fn", "debug"} & set(kwargs):
         unsupported(tx, "checkpoint() with these options")
     reentrant = use_reentrant.value
-    if reentrant and not (torch.is_grad_enabled() and any(
+    if reentrant and not (is_grad_enabled() and any(
             type(a) is TensorVal and a.fake.requires_grad for a in args)):
         unsupported(tx, "a reentrant checkpoint of tensors that need no gradient")
     region, tx.effects.region = tx.effects.region, tx.effects.region or next(_regions)      # an inner checkpoint is part of the outer

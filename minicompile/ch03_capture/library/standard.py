@@ -37,6 +37,7 @@ import typing
 import weakref
 
 import torch
+from torch import is_grad_enabled, is_inference_mode_enabled
 
 from ...ch01_graphs.fake import storage_key
 from ...ch02_guards.identity import HEAP_TYPE, is_a, is_long_lived, weakly
@@ -138,7 +139,7 @@ def found_again(tx, function, args, kwargs, known: bool):
     if known:                                            # so each is looked at, also if the program only hands it on
         args, kwargs = [seen(v) for v in args], {name: seen(v) for name, v in kwargs.items()}
     try:
-        source, given, named = call_at(tx, calling_in_mode, [boolean(torch.is_grad_enabled()), function, *args], kwargs, place_of)
+        source, given, named = call_at(tx, calling_in_mode, [boolean(is_grad_enabled()), function, *args], kwargs, place_of)
     except NotConstant:
         return None
     result = call_now(tx, function, functools.partial(calling_in_mode, *given, **named))
@@ -172,7 +173,7 @@ def call_now(tx, function, again):
     """What it gives. Capture itself is not in inference mode."""
     inference = tx.options.inference
     try:
-        with contextlib.nullcontext() if torch.is_inference_mode_enabled() == inference else torch.inference_mode(inference):
+        with contextlib.nullcontext() if is_inference_mode_enabled() == inference else torch.inference_mode(inference):
             return again()
     except Exception as error:
         if interrupts(error):
@@ -183,7 +184,7 @@ def call_now(tx, function, again):
 
 
 def calling_in_mode(enabled: bool, function, /, *args, **kwargs):
-    with contextlib.nullcontext() if torch.is_grad_enabled() == enabled else torch.set_grad_enabled(enabled):
+    with contextlib.nullcontext() if is_grad_enabled() == enabled else torch.set_grad_enabled(enabled):
         return function(*args, **kwargs)
 
 

@@ -13,6 +13,7 @@ import warnings
 import numpy
 import torch
 import torch.nn.attention
+from torch import get_default_dtype
 from torch.utils import _pytree as pytree
 
 from ... import marks
@@ -170,7 +171,7 @@ def make_tensor(function, tx, /, *args, **kwargs) -> AbstractValue:
     fx_kwargs = {k: to_arg(tx, as_dtype(v)) for k, v in kwargs.items()}
     if args and type(args[0]) is SymVal:
         scalar, number = args[0].scalar, args[0].number
-        dtype = torch.int64 if number is int else torch.get_default_dtype()
+        dtype = torch.int64 if number is int else get_default_dtype()
         if scalar is not None and function is not torch.scalar_tensor:
             dtype = torch.tensor(scalar(0)).dtype
         kwargs = {"dtype": const(dtype), **kwargs}
@@ -278,7 +279,7 @@ def new(tx, self, /, *args, **kwargs) -> AbstractValue:
 
 
 def call_type_of_tensors(dtype, tx, /, *args) -> AbstractValue:
-    named = {"dtype": const(dtype or torch.get_default_dtype()), "device": const(torch.device("cpu"))}
+    named = {"dtype": const(dtype or get_default_dtype()), "device": const(torch.device("cpu"))}
     if is_one_size(args):
         return emit(tx, torch.empty, args, named)
     if len(args) == 1 and type(args[0]) in (ListVal, TupleVal) and args[0].cls in (list, tuple):

@@ -10,6 +10,7 @@ import functools
 import math
 
 import torch
+from torch import get_default_dtype
 
 from ..table import HALF, aten, constant, decomposition, formulas, in_float32, overload, promoted, real, widen
 
@@ -39,7 +40,7 @@ def converted(fn, floats: bool = False):
     @functools.wraps(fn)
     def convert(*args, **kwargs):
         dtype = promoted(*(x for x in args if isinstance(x, torch.Tensor)))
-        dtype = torch.get_default_dtype() if floats and not dtype.is_floating_point else dtype
+        dtype = get_default_dtype() if floats and not dtype.is_floating_point else dtype
         return in_float32(fn)(*(x.to(dtype) if isinstance(x, torch.Tensor) else x for x in args), **kwargs)
     return convert
 
@@ -335,7 +336,7 @@ formulas({
 @decomposition("copysign.Tensor", "copysign.Scalar")
 def copysign(a, b):
     dtype = promoted(a, b)
-    a = a.to(dtype if dtype.is_floating_point else torch.get_default_dtype())
+    a = a.to(dtype if dtype.is_floating_point else get_default_dtype())
     magnitude = torch.abs(a)
     if isinstance(b, torch.Tensor):
         return torch.where(torch.signbit(b), -magnitude, magnitude)

@@ -10,6 +10,7 @@
 from functools import partial
 
 import torch
+from torch import get_default_dtype
 
 from ...ch01_graphs.layouts import same_layout
 from ...ch01_graphs.shapes import float_function
@@ -334,7 +335,7 @@ def _sized(value, size, *, dtype=None, device=None, layout=None, pin_memory=None
     """A tensor filled with a value, or uninitialised where that is None."""
     if layout not in (None, torch.strided):
         return NotImplemented
-    place = dict(dtype=dtype or (torch.get_default_dtype() if like is None else like.dtype),
+    place = dict(dtype=dtype or (get_default_dtype() if like is None else like.dtype),
                  device=device or (CPU if like is None else like.device))
     if value is None:
         return aten.empty.memory_format(size, **place)
@@ -393,7 +394,7 @@ def arange(*bounds, dtype=None, layout=None, device=None, pin_memory=None):
 
 @decomposition("linspace")
 def linspace(start, end, steps, *, dtype=None, layout=None, device=None, pin_memory=None):
-    dtype = dtype or torch.get_default_dtype()
+    dtype = dtype or get_default_dtype()
     if dtype not in (torch.float32, torch.float64) or steps < 2 or any(isinstance(x, complex) for x in (start, end)):
         return NotImplemented
     held = float_function("float32" if dtype is torch.float32 else "float")
@@ -408,7 +409,7 @@ def linspace(start, end, steps, *, dtype=None, layout=None, device=None, pin_mem
 def eye(rows, columns=None, *, dtype=None, layout=None, device=None, pin_memory=None):
     i, j = (aten.arange.start_step(0, n, 1, dtype=torch.int64, device=device or CPU)
             for n in (rows, rows if columns is None else columns))
-    return (i.unsqueeze(1) == j).to(dtype or torch.get_default_dtype())
+    return (i.unsqueeze(1) == j).to(dtype or get_default_dtype())
 
 
 @decomposition("block_diag")
