@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy
 import torch
 
+from ..errors import Unsupported
 from .attributes import get_attribute
 from .builders import as_python, contents_of
 from .constants import as_item
@@ -259,12 +260,23 @@ def item_or_tensor(tx, self, *args, **kwargs):
 # one if type and value agree, and so are numbers that vary. Where two objects of one class are found to be different, the trace has
 # learnt something that the next call may contradict by passing the same object twice. `told_apart` collects
 # such classes, and capture guards that their objects are different ones.
+#
+# Numbers that are equal may be taken for one, as containers ask for the one or the other. Only a NaN is not equal to itself: whether two
+# that came in are one object is for Python to see, and that a number is none is asked where it is found to be another than one beside it.
 
 # %%
+def refuse_nans(a: AbstractValue, b: AbstractValue) -> None:
+    if a.cls is b.cls and issubclass(a.cls, float) and all(type(v) is Const or type(v) is SymVal and v.source is not None for v in (a, b)):
+        left, right = (v.sym if type(v) is SymVal else v.value for v in (a, b))
+        if not left == right and left != left and right != right:
+            raise Unsupported("whether two NaNs are one object")
+
+
 def identical(a: AbstractValue, b: AbstractValue) -> bool:
     """a is b"""
     if a is b:
         return True
+    refuse_nans(a, b)
     if type(a) is Const and type(b) is Const:
         return a.value is b.value or type(a.value) is type(b.value) and type(a.value) in (int, str, bool) \
             and a.value == b.value
@@ -282,7 +294,10 @@ def identical(a: AbstractValue, b: AbstractValue) -> bool:
 
 def equal(tx: Tracer, a: AbstractValue, b: AbstractValue) -> bool:
     """a is b or a == b, which is how containers compare their items."""
-    return a is b or not (varies_in(a) or varies_in(b)) and identical(a, b) or truth(tx, compare(tx, "==", a, b))
+    if a is b:
+        return True
+    refuse_nans(a, b)
+    return not (varies_in(a) or varies_in(b)) and identical(a, b) or truth(tx, compare(tx, "==", a, b))
 
 
 # %% [markdown]

@@ -1102,6 +1102,17 @@ def test_what_calls_the_function_in_whose_place_it_is(function, owner, name, nam
         called.clear()
 
 
+@pytest.mark.parametrize("function", [
+    lambda f, t: f in t, lambda f, t: f is t[0], lambda f, t: t.count(f), lambda f, t: (f, 1) == (t[0], 1), lambda f, t: [f] == t])
+@pytest.mark.parametrize("first", (True, False))
+def test_a_nan_is_equal_only_to_itself(function, first, fresh):
+    """Containers ask whether two things are one object first, and only a NaN is not equal to itself."""
+    one, other = float("nan"), float("nan")
+    compiled = minicompile.compile(lambda x, f, t: (x * f, function(f, t)), backend="eager")
+    for f, t in [(0.0, [1.0]), (2.0, [3.0])][first:] + [(one, [one]), (one, [other]), (one, [one]), (1.0, [1.0]), (1.0, [one])]:
+        assert compiled(torch.ones(1), f, t)[1] == function(f, t)
+
+
 normed = torch.nn.LayerNorm(2)
 
 
