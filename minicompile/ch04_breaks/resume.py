@@ -228,7 +228,9 @@ def original_position(code, offset: int):
 
 
 def needed_locals(code, offset: int) -> set:
-    """Names that the code from `offset` on may read."""
+    """Names that the code from `offset` on may read. A `super()` in `def f(*args)` finds no argument, and would find one of these."""
+    if "__class__" in code.co_freevars and not code.co_argcount and "super" in code.co_names:
+        raise Unsupported("graph break in a function with super() that has no first argument")
     return {*bc.live_locals(code, offset), *asked_by_super(code)}
 
 
