@@ -21,17 +21,20 @@
 #
 #     def __compiled_centred(__F, x):
 #         try:
-#             if not (__grad_mode() is True): raise __Miss
-#             if not (__inference_mode() is False): raise __Miss
-#             if not (__default_dtype() is __s0): raise __Miss
-#             if not (__deterministic() is False): raise __Miss
-#             if not (not __any_autocast()): raise __Miss
-#             if not (__overrides()
-#                     and not (__function_modes()
-#                             or __dispatch_modes()
-#                             or __transforms()
-#                             or __included(__batching)
-#                             or __forward_ad._current_level >= 0)): raise __Miss
+#             __s = __state()
+#             if __s is not None or __forward_ad._current_level >= 0:
+#                 if not (__grad_mode() is True): raise __Miss
+#                 if not (__inference_mode() is False): raise __Miss
+#                 if not (__default_dtype() is __s0): raise __Miss
+#                 if not (__deterministic() is False): raise __Miss
+#                 if not (not __any_autocast()): raise __Miss
+#                 if not (__overrides()
+#                         and not (__function_modes()
+#                                 or __dispatch_modes()
+#                                 or __transforms()
+#                                 or __included(__batching)
+#                                 or __forward_ad._current_level >= 0)): raise __Miss
+#                 __state(__s)
 #             __w = __stable()
 #             if __w is None: __w = __refresh(__stable, __stable_full, ())
 #             __t = __tensors(x)
@@ -51,9 +54,10 @@
 #             return __out[0]
 #         return __next[0](__F, x)
 #
-# The `try` block is the check. Six states of the library are asked one by one. The other two guards are behind *memos*, which
-# remember that they held and notice when something was written: `__stable` answers for the methods of tensors, `__tensors` for
-# what `x` is. A memo that answers None has to look again, by `__refresh`. Where all hold, `__graph` runs; where one does not,
+# The `try` block is the check. Its guards are behind *memos*, which remember that they held and notice when something has changed:
+# `__state` answers for six states of the library, `__stable` for the methods of tensors, `__tensors` for
+# what `x` is. Where the state is another one than remembered, the six are asked one by one. Each other memo answers None when it has to
+# look again, by `__refresh`. Where all hold, `__graph` runs; where one does not,
 # `__next` is the next version, and behind the last one the compiler. A guard that raises does not hold, as when an attribute is gone;
 # what a handler of signals raises meanwhile is for the program (`__interrupts`). (`__EVALUATE` leaves the call to CPython, for an error
 # that the program's own line is to raise.)

@@ -34,7 +34,7 @@ from . import guards as g, sources, torch_guards
 from .identity import strongly
 from .memory import counters_agree
 from .sources import CallSource, ComputedSource, ConstantSource, GlobalsSource, GlobalStateSource, LocalSource, Source, parameter_name
-from .stable import ENOUGH, Scope, further_place, make_memo, place, refresh, varying_attributes
+from .stable import ENOUGH, Scope, further_place, is_usual, make_memo, place, refresh, unchanged, varying_attributes
 
 FREE = (LocalSource, ConstantSource, GlobalsSource)      # reading one is as cheap as reading a variable
 
@@ -163,9 +163,9 @@ def tuple_of_reads(reads) -> str:
 # %% [markdown]
 # ## The parts of a check
 #
-# First the state of the library, which a few tests settle. Then what arguments themselves are, where these are numbers and the like:
-# versions of a function often differ in that, as those of a loop's body do behind a graph break, and a version that is not meant
-# should cost little. Then the stable guards: one call of their memo,
+# First the state of the library: one call of a `State` where that is as it was, else a few tests, of which it learns. Then what
+# arguments themselves are, where these are numbers and the like: versions of a function often differ in that, as those of a loop's body do
+# behind a graph break, and a version that is not meant should cost little. Then the stable guards: one call of their memo,
 # which takes the roots and answers what else is needed, parameters above all. Where it pays, a second memo
 # vouches for what is reached through lists and plain objects. Then the others one by one, in
 # the order of the trace, and the metadata of tensors that nothing of this leads to, such as arguments, by
@@ -330,7 +330,14 @@ def check_text(guards, inputs, written) -> CheckText:
         return roots
 
     states, further_lines = Emitter(prefix="__s"), []
-    for guard in (*groups.world, *groups.plain):
+    usual, others = parted(groups.world, is_usual)
+    for guard in usual:
+        states.check(guard)
+    if usual:
+        result.names["__state"] = unchanged.State()
+        states.lines = ["__s = __state()", "if __s is not None or __forward_ad._current_level >= 0:",
+                        *(f"    {line}" for line in states.lines), "    __state(__s)"]
+    for guard in (*others, *groups.plain):
         states.check(guard)
     result.inputs, rest = twice(write_rest, memos=memos)
     for name, (_, loose) in groups.turns.items():

@@ -29,6 +29,7 @@
 import ctypes
 import functools
 import itertools
+import struct
 import types
 import weakref
 from dataclasses import dataclass, field
@@ -51,11 +52,11 @@ from .sources import (
     Source,
     TupleItemSource,
 )
-from .torch_guards import PLAIN_TYPES
+from .torch_guards import PLAIN_TYPES, USUAL
 
 try:
     from . import unchanged
-    if getattr(unchanged, "INTERFACE", 1) != 4:
+    if getattr(unchanged, "INTERFACE", 1) != 5:
         raise ImportError("the extension was built from other sources")
 except ImportError:                          # no extension, or an old one: every check is a full one
     unchanged = None
@@ -120,6 +121,55 @@ def find_tensors() -> bool:
 
 if unchanged is not None:
     find_tensors()
+
+
+# %% [markdown]
+# ## What state is the library in, for C?
+#
+# Whether gradients are recorded, what autocast does, which modes see operations: six guards of every version, and the functions that Python
+# asks for them take a quarter of a microsecond together, a third of what a call of one small kernel costs beside the kernel. So a
+# `State` remembers the state that they held in, and compares it, in 20 nanoseconds. It knows which states are on and how many modes
+# there are, but not which modes, nor the dtypes of autocast: of these it vouches for none (`is_usual`).
+#
+# Most of it is what functions of PyTorch's library answer. Autocast, transforms and batching are bits of two words that a thread has, of
+# the dispatch keys that each operator has there in addition and that it has not. Python can read them, too, so `find_state` compares them,
+# in two states. A library that has other names is asked one by one, as before.
+
+# %%
+STATES = ("_ZN3c108GradMode10is_enabledEv", "_ZN3c1013InferenceMode10is_enabledEv",          # c10::GradMode::is_enabled() ...
+          "_ZN3c1031get_default_dtype_as_scalartypeEv", "_ZN2at13globalContextEv", "_ZNK2at7Context23deterministicAlgorithmsEv",
+          "_ZN2at4impl22PythonTorchFunctionTLS18get_disabled_stateEv", "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv",
+          "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv")
+
+
+def find_state() -> bool:
+    """Tell the extension who knows the state of the library; False when that cannot be found out."""
+    try:
+        library = ctypes.CDLL(torch._C.__file__)
+        unchanged.setup_state(library._handle, tuple(ctypes.cast(library[name], ctypes.c_void_p).value for name in STATES))
+    except (OSError, AttributeError):
+        return False
+
+    def difference() -> list[int]:
+        """What is always in the words as Python tells them and not in the memory, or the other way round."""
+        told = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+        return [a ^ b.raw_repr() for a, b in zip(struct.unpack_from("QQ", unchanged.State()()), told)]
+
+    usual = difference()
+    with torch._C._AutoDispatchBelowAutograd():
+        if difference() == usual:
+            return True
+    unchanged.setup_state(0, (0,) * len(STATES))
+    return False
+
+
+has_state = unchanged is not None and find_state()
+
+
+def is_usual(guard) -> bool:
+    """Whether a `State` can vouch for this guard of the library's state."""
+    return has_state and (guard.kind in ("GRAD_MODE", "INFERENCE_MODE", "DEFAULT_DTYPE", "DETERMINISTIC") or
+                          guard.kind in USUAL and guard.expected == USUAL[guard.kind])
 
 
 # %% [markdown]

@@ -386,9 +386,10 @@ state("GRAD_MODE", torch.is_grad_enabled, lambda e: f"gradients are {'' if e els
 state("INFERENCE_MODE", torch.is_inference_mode_enabled, on_or_off("inference mode is"))
 state("DEFAULT_DTYPE", torch.get_default_dtype, lambda e: f"default dtype is {e}")
 state("DETERMINISTIC", torch._C._get_deterministic_algorithms, on_or_off("deterministic algorithms are"))
-state("AUTOCAST", autocast_state, lambda e: f"autocast is {short(e) if e else 'off'}", (), "not __any_autocast()")
+USUAL = {"AUTOCAST": (), "TORCH_FUNCTION": (True, (), 0, False, False)}
+state("AUTOCAST", autocast_state, lambda e: f"autocast is {short(e) if e else 'off'}", USUAL["AUTOCAST"], "not __any_autocast()")
 state("TORCH_FUNCTION", torch_function_state, lambda e: "no mode sees operations" if e[0] and not any(e[1:]) else
-      f"the modes that see operations are the same ({short(e)})", (True, (), 0, False, False),
+      f"the modes that see operations are the same ({short(e)})", USUAL["TORCH_FUNCTION"],
       "__overrides() and not (__function_modes() or __dispatch_modes() or __transforms() "
       "or __included(__batching) or __forward_ad._current_level >= 0)")
 state("GLOBAL_HOOKS", global_hooks, lambda e: f"hooks of all modules are {short(e) if e else 'none'}", (),

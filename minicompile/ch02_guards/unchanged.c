@@ -45,6 +45,7 @@
 #endif
 #define Py_BUILD_CORE_MODULE
 #include <Python.h>
+#include <dlfcn.h>
 #include <internal/pycore_dict.h>
 #include <math.h>
 #include <stddef.h>
@@ -1041,6 +1042,100 @@ static PyTypeObject spans_type = {
     .tp_vectorcall_offset = offsetof(Spans, call),
 };
 
+/* ---- the state of the library ----------------------------------------------------------------------------------- */
+
+/* Whether gradients are recorded, and the other states that every call is guarded for. Each has a function that costs Python 30
+ * nanoseconds and C one or two. Autocast and the transforms of torch.func, like all that changes how every operator of a thread
+ * is dispatched, are bits of two words of the thread. They are found by name, in each thread anew. */
+typedef struct {
+    uint64_t keys[2]; /* dispatch keys that operators of this thread have in addition, and those they have not */
+    int64_t function_modes, dispatch_modes;
+    int8_t default_dtype, no_functions; /* of PyTorch, and whether `__torch_function__` is off */
+    _Bool records, inference, deterministic;
+} State;
+
+static struct {
+    _Bool (*records)(void);
+    _Bool (*inference)(void);
+    int8_t (*default_dtype)(void);
+    const void *(*context)(void);
+    _Bool (*deterministic)(const void *);
+    int8_t (*no_functions)(void);
+    int64_t (*function_modes)(void);
+    int64_t (*dispatch_modes)(void);
+} of_library;
+static void *library = NULL; /* where the words of a thread are found */
+
+static int read_state(State *state)
+{
+    static _Thread_local const uint64_t *keys = NULL;
+    memset(state, 0, sizeof(State));
+    if (library == NULL || (keys == NULL && (keys = dlsym(library, "_ZN3c104impl26raw_local_dispatch_key_setE")) == NULL))
+        return 0;
+    memcpy(state->keys, keys, sizeof(state->keys));
+    state->function_modes = of_library.function_modes(), state->dispatch_modes = of_library.dispatch_modes();
+    state->default_dtype = of_library.default_dtype(), state->no_functions = of_library.no_functions();
+    state->records = of_library.records(), state->inference = of_library.inference();
+    state->deterministic = of_library.deterministic(of_library.context());
+    return 1;
+}
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc call;
+    int known;
+    State state;
+} StateMemo;
+
+static PyObject *state_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names)
+{
+    StateMemo *self = (StateMemo *)object;
+    State now;
+    int found = read_state(&now);
+    if (PyVectorcall_NARGS(flags) == 0) {
+        if (found && self->known && memcmp(&now, &self->state, sizeof(State)) == 0)
+            Py_RETURN_NONE;
+        return PyBytes_FromStringAndSize((char *)&now, sizeof(State));
+    }
+    if (found && PyBytes_Check(args[0]) && PyBytes_GET_SIZE(args[0]) == sizeof(State) &&
+        memcmp(&now, PyBytes_AS_STRING(args[0]), sizeof(State)) == 0)
+        self->known = 1, self->state = now;
+    Py_RETURN_NONE;
+}
+
+static PyObject *state_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    StateMemo *self = (StateMemo *)type->tp_alloc(type, 0);
+    if (self != NULL)
+        self->call = state_call;
+    return (PyObject *)self;
+}
+
+static PyTypeObject state_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "minicompile.State",
+    .tp_basicsize = sizeof(StateMemo),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_doc = "State(): state() -> None if the state of the library is the one remembered, else bytes that tell what it is; "
+              "state(bytes) remembers that, if it is still so",
+    .tp_new = state_new,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(StateMemo, call),
+};
+
+/* setup_state(handle of the library, or 0: nothing will be known, addresses of the functions) */
+static PyObject *setup_state(PyObject *self, PyObject *args)
+{
+    unsigned long long handle, f[8];
+    if (!PyArg_ParseTuple(args, "K(KKKKKKKK)", &handle, &f[0], &f[1], &f[2], &f[3], &f[4], &f[5], &f[6], &f[7]))
+        return NULL;
+    of_library.records = (void *)(uintptr_t)f[0], of_library.inference = (void *)(uintptr_t)f[1];
+    of_library.default_dtype = (void *)(uintptr_t)f[2], of_library.context = (void *)(uintptr_t)f[3];
+    of_library.deterministic = (void *)(uintptr_t)f[4], of_library.no_functions = (void *)(uintptr_t)f[5];
+    of_library.function_modes = (void *)(uintptr_t)f[6], of_library.dispatch_modes = (void *)(uintptr_t)f[7];
+    library = (void *)(uintptr_t)handle;
+    Py_RETURN_NONE;
+}
+
 /* ---- the module ------------------------------------------------------------------------------------------------- */
 
 /* setup(tensor classes, addresses of the functions, key of a version, [(tensor, address of its TensorImpl, its dispatch keys), ...],
@@ -1081,6 +1176,7 @@ static PyObject *setup(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS, "Tell what a tensor is."},
     {"setup_holders", setup_holders, METH_O, "Tell where counts are."},
+    {"setup_state", setup_state, METH_VARARGS, "Tell who knows the state of the library."},
     {"setup_makers", setup_makers, METH_VARARGS, "Tell how a tensor is made."},
     {"storage_of", storage_of, METH_O, "storage_of(tensor) -> address or None"},
     {"holders", holders, METH_O, "holders(list of tensors) -> bytes or None"},
@@ -1094,11 +1190,13 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "unchanged", "Have th
 
 PyMODINIT_FUNC PyInit_unchanged(void)
 {
-    if (PyType_Ready(&memo_type) < 0 || PyType_Ready(&spans_type) < 0 || PyType_Ready(&maker_type) < 0)
+    if (PyType_Ready(&memo_type) < 0 || PyType_Ready(&spans_type) < 0 || PyType_Ready(&maker_type) < 0 ||
+        PyType_Ready(&state_type) < 0)
         return NULL;
     PyObject *m = PyModule_Create(&module);
-    if (m == NULL || PyModule_AddIntConstant(m, "INTERFACE", 4) < 0 || PyModule_AddObjectRef(m, "Memo", (PyObject *)&memo_type) < 0 ||
-        PyModule_AddObjectRef(m, "Spans", (PyObject *)&spans_type) < 0 || PyModule_AddObjectRef(m, "Maker", (PyObject *)&maker_type) < 0)
+    if (m == NULL || PyModule_AddIntConstant(m, "INTERFACE", 5) < 0 || PyModule_AddObjectRef(m, "Memo", (PyObject *)&memo_type) < 0 ||
+        PyModule_AddObjectRef(m, "Spans", (PyObject *)&spans_type) < 0 || PyModule_AddObjectRef(m, "Maker", (PyObject *)&maker_type) < 0 ||
+        PyModule_AddObjectRef(m, "State", (PyObject *)&state_type) < 0)
         return NULL;
     return m;
 }

@@ -14,6 +14,7 @@ import math
 import os
 import re
 import sys
+import threading
 import types
 import weakref
 
@@ -367,6 +368,59 @@ def test_world(name):
     for context in (contextlib.nullcontext, WORLDS[name], contextlib.nullcontext, WORLDS[name], contextlib.nullcontext):
         with context():
             check()
+
+
+def batched(function):
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(lambda gradient: function())
+    torch.autograd.grad(x * 2, x, torch.eye(3), is_grads_batched=True)
+
+
+# Each calls a function in another state
+STATES = {
+    **{name: lambda f, name=name: within(WORLDS[name](), f) for name in (
+        "no_grad", "inference_mode", "autocast", "default dtype", "deterministic", "torch function mode", "torch function off", "device")},
+    "torch function off for all": lambda f: within(torch._C.DisableTorchFunction(), f),
+    "torch dispatch mode": lambda f: within(torch.utils._python_dispatch.TorchDispatchMode(), f),
+    "autocast of another device": lambda f: within(setting(
+        lambda: torch.is_autocast_enabled("cuda"), lambda on: torch.set_autocast_enabled("cuda", on), True), f),
+    "vmap": lambda f: torch.func.vmap(lambda x: [f(), x][1])(torch.ones(2)),
+    "grad": lambda f: torch.func.grad(lambda x: [f(), x][1])(torch.ones(())),
+    "jvp": lambda f: torch.func.jvp(lambda x: [f(), x][1], (torch.ones(2),), (torch.ones(2),)),
+    "functionalize": lambda f: torch.func.functionalize(lambda x: [f(), x][1])(torch.ones(2)),
+    "batched gradients": batched,
+}
+
+
+def within(context, function):
+    with context:
+        function()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_is_not_taken_for_another(name):
+    """What a `State` remembers holds for the state that it was told in, in no other, and again in that one."""
+    state, found = stable.unchanged.State(), []
+    for _ in range(2):
+        state(state())
+        assert state() is None
+        STATES[name](lambda: found.append(state()))
+        assert found[-1] is not None and state() is None
+        STATES[name](lambda: state(found[-1]) or found.append(state()))
+        assert found[-1] is None and state() is not None
+        state(found[0])
+        assert state() is not None                  # that was another state than the present one
+
+
+def test_each_thread_has_a_state():
+    state, found = stable.unchanged.State(), []
+    state(state())
+    for enabled in (True, False, True):
+        thread = threading.Thread(target=lambda: (torch.set_grad_enabled(enabled), found.append(state())))
+        thread.start()
+        thread.join()
+    assert [f is None for f in found] == [True, False, True] and state() is None
 
 
 def test_two_modes_of_one_kind():
