@@ -34,7 +34,8 @@ def call_backend(captured, context, late_error) -> Callable:
     for `driver.compile_graph`.
 
     It runs outside of the region: whatever Python a backend leaves to be run at call time is not the user's,
-    and is not to be captured."""
+    and is not to be captured. Its `as_captured` says whether compiling has gained nothing."""
+    gains_nothing = False
     with config.options(dict(context.options)), plain_tensors(), torch._C.DisableTorchFunction():
         if callable(context.backend):
             compiled = custom_backend(captured, context)
@@ -42,8 +43,11 @@ def call_backend(captured, context, late_error) -> Callable:
             compiled = eager_callable(captured.gm)
         else:
             compiled = driver.compile_graph(captured.gm, input_fakes(captured), context.backend, late_error)
+            gains_nothing = isinstance(getattr(compiled, "__self__", None), torch.fx.GraphModule)
             compiled = watch_overlaps(captured, compiled)
-    return functools.partial(hook.run, None, compiled)
+    run = functools.partial(hook.run, None, compiled)
+    run.as_captured = gains_nothing
+    return run
 
 
 def input_fakes(captured) -> list:

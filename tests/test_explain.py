@@ -261,5 +261,35 @@ def test_a_region_that_gains_nothing_runs_as_captured(name):
     assert ("CompiledRegion" in type(result.grad_fn).__name__) != bool(expected)
 
 
+def turns(x):
+    for _ in range(9):
+        _ = [x, x]
+    return x @ x
+
+
+def broken(x):
+    y = x @ x
+    print(end="")
+    return y @ y
+
+
+PLAIN = {"one call": (lambda x: x.sort(), {}, True), "a few": (lambda *values: values[0] @ values[0] @ values[0], {}, True),
+         "sizes that vary": (lambda x: x @ x, {"dynamic": True}, True), "of the library": (torch.matrix_exp, {}, True),
+         "much Python": (turns, {}, False), "a module": (torch.nn.Linear(4, 4), {}, False), "a kernel": (torch.sin, {}, False),
+         "a break": (broken, {}, False), "another rung": (lambda x: x.sort(), {"backend": "aot_eager"}, False)}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_frame_that_is_all_library_is_evaluated(name, monkeypatch):
+    function, settings, expected = PLAIN[name]
+    texts, x = [], torch.randn(4, 4)
+    monkeypatch.setattr(logs, "watchers", [lambda kind, compiled=None, **_: kind == "entry" and texts.append(compiled.source_text)])
+    compiled = minicompile.compile(function, **settings)
+    for _ in range(2):
+        results, others = (r if isinstance(r, tuple) else (r,) for r in (compiled(x), function(x)))
+        assert all(map(torch.equal, results, others))
+    assert ("return __EVALUATE_ALL" in texts[0]) == expected != ("__graph" in texts[0])
+
+
 def test_a_kernel_runs_where_nobody_differentiates():
     assert minicompile.explain(torch.relu)(torch.randn(4, 4)).graphs[0].as_captured is None

@@ -133,6 +133,7 @@ class Captured:
     before: str = ""                     # text before the call of the graph
     retreat: str = "__EVALUATE"          # what to return after the call of the graph so that the frame is evaluated as it is
     ahead: tuple = ()                    # what is done before the call of the graph where it is missing (`Effects`)
+    instructions: int = 0                # that the trace has interpreted
 
 
 @dataclass(eq=False)
@@ -358,7 +359,7 @@ def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
                     "\n".join(lines),
                     tuple(held(real) for _, real in tx.objects.constants.values()), list(breaks), functools.partial(close_guards, tx),
                     tuple(written), traceless or leaves_no_trace(tx, calls=True), tuple(ep.weak), tx.symbols.sources, before, retreat,
-                    tuple(tx.effects.ahead))
+                    tuple(tx.effects.ahead), tx.ops)
 
 
 # %%
