@@ -161,6 +161,7 @@ def _compile_function(function, context):
         function = target = _written_in_python(function)
     frames.check_code(target, context)
     frames.allow(target)
+    enter = functools.partial(run, context, function)           # a call that only hands on a tuple is a fourth of a longer one
 
     @marks.passed_over
     def compiled(*args, **kwargs):
@@ -170,7 +171,7 @@ def _compile_function(function, context):
             return function(*args, **kwargs)
         if traced():
             raise MinicompileError(TRACED)
-        return run(context, function, *args, **kwargs)
+        return enter(*args, **kwargs) if kwargs else enter(*args)
 
     marks.look_like(compiled, function)
     marks.put_mark(compiled, marks.ORIGINAL, function)
