@@ -93,8 +93,8 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
 # takes views of its inputs has nothing to run, and the views are made by `finish`.
 #
 # A program of kernels alone asks no operator of PyTorch, so that autocast and what operators raise do not concern it (`calls_library`). Its
-# function is called without more: while the frame hook is installed, each call of a Python function costs a tenth of a microsecond, and
-# eager adds two small tensors in two.
+# function is called without more, and if its results are the outputs, nothing stands around it (`spread`): while the frame hook is
+# installed, each call of a Python function costs a tenth of a microsecond, and eager adds two small tensors in two.
 
 # %%
 def _direct(joint: Joint, compile_aten: Compile) -> Callable:
@@ -114,10 +114,9 @@ def _direct(joint: Joint, compile_aten: Compile) -> Callable:
         return finish(as_new(results, complex_ones) if leaves_history or complex_ones else results, inputs)
 
     def run_kernels(*inputs):
-        results = compiled.run([*inputs]) if compiled.resolved else compiled([*inputs])
-        return tuple(results) if as_computed else finish(results, inputs)
+        return finish(compiled.run([*inputs]) if compiled.resolved else compiled([*inputs]), inputs)
 
     if not (getattr(compiled, "calls_library", True) or nothing_computed or complex_ones):
-        run = run_kernels
+        run = as_computed and compiled.spread() or run_kernels
     run.joint, run.partition, run.second = joint, None, None
     return run

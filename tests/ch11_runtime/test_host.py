@@ -1,4 +1,5 @@
 """The generated host program: layouts, views, aliases, memory, symbols, errors that point at its lines."""
+import functools
 import re
 import sys
 import traceback
@@ -19,6 +20,7 @@ from minicompile.ch07_loops.ir import Buffer, Extern, Layout, Loop, Program, Vie
 from minicompile.ch07_loops.lower import lower
 from minicompile.ch08_fusion.fuse import fuse
 from minicompile.ch11_runtime.host import Arrived, binding, compile_schedule, only_reads, relayout
+from minicompile.config import config
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -55,6 +57,30 @@ def test_the_list_is_emptied_and_outputs_are_a_list():
     x = args[0]
     out = host(args)
     assert not args and isinstance(out, list) and out[0].tolist() == [2, 2, 2] and out[1] is x
+
+
+def test_a_program_of_kernels_is_a_function_of_its_arguments():
+    mode, x = FakeMode(), torch.arange(3.0)
+    schedule = fuse(lower(decompose(trace(lambda x: [x.sum() * 2, x.sin() > 0], [mode.from_real(x)]))))
+    host = compile_schedule(schedule, "cpp")
+    spread = host.spread()
+    for _ in range(2):                          # the first call builds the kernels
+        assert not isinstance(spread(x), list) and [r.tolist() for r in spread(x)] == [6, [False, True, True]]
+    assert host.resolved and not any(isinstance(v, functools.partial) for v in spread.__globals__.values())
+    assert [r.tolist() for r in host([x])] == [6, [False, True, True]]
+    host.run = functools.partial(host.run)      # as the explorer does to measure
+    assert host.spread() is None
+    assert compiled(lambda x: [x @ x], [torch.ones(3, 3)]).spread() is None
+
+
+def test_a_kernel_of_a_spread_program_that_cannot_be_built(monkeypatch):
+    monkeypatch.setattr(config, "raise_on_internal_error", False)
+    host = compile_schedule(fuse(lower(decompose(trace(lambda x: [x + 1], [FakeMode().from_real(torch.ones(3))])))), "cpp")
+    spread = host.spread()
+    monkeypatch.setattr(host.namespace["k0"], "finish", lambda: 1 // 0)
+    with pytest.warns(RuntimeWarning, match="slow reference interpreter"):
+        assert spread(torch.ones(3))[0].tolist() == [2, 2, 2]
+    assert spread(torch.ones(3))[0].tolist() == [2, 2, 2]
 
 
 def test_inputs_with_an_offset_in_their_storage():
