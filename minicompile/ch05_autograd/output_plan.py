@@ -186,7 +186,8 @@ def counted_apart(view, source) -> bool:
 # 1. An output that is alone with its root, which is no input, becomes an ordinary result, unless it can be told to be a view after
 #    all: by autograd, which forbids to write to one of several views of one operator (`marked`), by a conjugation that has not been
 #    carried out (`lazy`), or by elements that share a place (`repeats`, as those of `expand`): when a part of it is written, autograd makes
-#    room for the gradient of its base, and an output would be its own.
+#    room for the gradient of its base, and an output would be its own. Of a tensor that no derivative may have saved, writes are counted
+#    for nobody, and what `torch.zeros` gives, which has a counter of its own in the recording, is the result.
 # 2. What no recipe can reproduce is refused with a reason, and the graph runs operator by operator: a view that requires a gradient
 #    though its source does not, or whose derivative is not that of its view operators.
 # 3. What is left is a list of view steps from the input or from the root, which then becomes a result. `detach` and `no_grad` say
@@ -200,6 +201,7 @@ class OutputPlan:
     def __init__(self, recorder: Recorder, outputs: Sequence, entries: list, position: dict[fx.Node, int]):
         self.recorder, self.position = recorder, position
         self.results, self.owners, self.index_of = [], {}, {}
+        self.differentiated = any(isinstance(t, FakeTensor) and t.requires_grad for t in (*outputs, *entries))
         self.members: dict[fx.Node, dict[int, Any]] = {}
         self.owned: dict[int, set[int]] = {}
         for o in outputs:
@@ -246,7 +248,7 @@ class OutputPlan:
         lazy = o.meta.is_conj() or o.meta.is_neg()          # which `numpy()` and `view_as_real` refuse
         repeats = o._base is source and source.requires_grad and not each_has_its_place(o) and not has_own_gradient(o, source)
         if not known and len(self.members[root]) == 1 and not marked and not lazy and not repeats:
-            return ViewOf(self.result(o), [], False, False, apart) if apart else self.result(o)
+            return ViewOf(self.result(o), [], False, False, apart) if apart and self.differentiated else self.result(o)
         if o.requires_grad and not source.requires_grad:
             raise Unsupported("an output requires a gradient and the tensor it is a view of does not")
         if o.requires_grad and o is not source and o._base is not source:

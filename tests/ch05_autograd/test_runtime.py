@@ -15,6 +15,8 @@ from minicompile.ch01_graphs.rules.operators import WITHOUT_META
 from minicompile.ch01_graphs.shapes import ShapeEnv
 from minicompile.ch05_autograd import runtime
 from minicompile.ch05_autograd.callables import interpret_aten
+from minicompile.ch05_autograd.output_plan import Result
+from minicompile.ch05_autograd.outputs import build_finish
 from minicompile.ch05_autograd.runtime import compile_training
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.errors import Unsupported
@@ -40,6 +42,15 @@ def test_a_call_of_kernels_alone_runs_four_python_functions():
     finally:
         sys.setprofile(None)
     assert called == {"compiled", "is_dynamo_compiling", "__compiled_frame", "call"}
+
+
+@pytest.mark.parametrize("make", [lambda: torch.zeros(3), lambda: torch.arange(3), lambda: torch.full((3,), 2.0), lambda: torch.eye(3)])
+def test_a_new_tensor_is_what_the_kernel_wrote(make, monkeypatch):
+    """Taken apart by `.data` it would cost more than the kernel."""
+    finished = []
+    monkeypatch.setattr(runtime, "build_finish", lambda joint, *args: finished.append(joint.recipes) or build_finish(joint, *args))
+    result = minicompile.compile(make, backend="cpp")()
+    assert torch.equal(result, make()) and result._version == 0 and finished == [[Result(0)]]
 
 
 # ---- models
