@@ -202,7 +202,7 @@ def _written_in_python(builtin):
 # A compiled module has to be a module: optimizers ask for its parameters, `.to()` moves it, `state_dict` saves it, and a program may set
 # any of its attributes. So it is one, whose only child is the original, and hands on whatever else is asked of it. `__call__` of a module
 # calls hooks and then `forward`; where the wrapper has no hooks of its own, it calls `forward` directly, and those of the original are
-# called as a part of that.
+# called as a part of that. `Module.__call__` would take half a microsecond to find that the wrapper has none.
 
 # %%
 class OptimizedModule(torch.nn.Module):
@@ -223,14 +223,22 @@ class OptimizedModule(torch.nn.Module):
 
     @marks.passed_over
     def forward(self, *args, **kwargs):
-        module = self._modules["_orig_mod"]
-        if self._stance.name == "force_eager":
-            return self._run(None, module, *args, **kwargs)
+        own = self.__dict__                     # a class with a `__getattr__` makes each attribute slow
+        module, run = own["_modules"]["_orig_mod"], own["_run"]
+        if own["_stance"].name == "force_eager":
+            return run(None, module, *args, **kwargs)
         if torchs():
             return module(*args, **kwargs)
         if traced():
             raise MinicompileError(TRACED)
-        return self._run(self._context, module, *args, **kwargs)
+        return run(own["_context"], module, *args, **kwargs) if kwargs else run(own["_context"], module, *args)
+
+    @marks.passed_over
+    def __call__(self, *args, **kwargs):
+        own = self.__dict__
+        if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
+            return super().__call__(*args, **kwargs)
+        return self.forward(*args, **kwargs) if kwargs else self.forward(*args)
 
     @marks.passed_over
     def _call_impl(self, *args, **kwargs):
@@ -284,6 +292,7 @@ def _rebuild_module(module, settings):
 
 # What capture takes in the place of `forward`: a compiled function that calls a compiled module is one graph.
 marks.put_mark(OptimizedModule.forward, marks.ORIGINAL, lambda self, *args, **kwargs: self._modules["_orig_mod"](*args, **kwargs))
+marks.put_mark(OptimizedModule.__call__, marks.ORIGINAL, torch.nn.Module.__call__)
 
 # Python finds special methods on classes only, and those that register things would register them with the wrapper.
 for _name in ("len", "bool", "iter", "contains", "getitem", "setitem", "delitem"):

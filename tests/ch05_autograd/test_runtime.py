@@ -28,20 +28,30 @@ def rand(*shape, grad=True, dtype=torch.float32):
 
 # ---- what a call costs
 
-def test_a_call_of_kernels_alone_runs_four_python_functions():
-    f = minicompile.compile(lambda x: x + 1)
-    x, called = torch.randn(8), set()
-    f(x), f(x)
+def called_in_python(function, x) -> list[str]:
+    called = []
 
     def profile(frame, event, argument):
         if event == "call":
-            called.add(frame.f_code.co_name)
+            called.append(frame.f_code.co_name)
+    function(x), function(x)
     sys.setprofile(profile)
     try:
-        f(x)
+        function(x)
     finally:
         sys.setprofile(None)
-    assert called == {"compiled", "is_dynamo_compiling", "__compiled_frame", "call"}
+    return called
+
+
+def test_a_call_of_kernels_alone_runs_four_python_functions():
+    assert called_in_python(minicompile.compile(lambda x: x + 1), torch.randn(8)) == [
+        "compiled", "is_dynamo_compiling", "__compiled_frame", "call"]
+
+
+def test_a_call_of_a_compiled_module_is_one_call_of_a_module():
+    """That of the original: `Module.__call__` asks for hooks, for most of a microsecond."""
+    called = called_in_python(minicompile.compile(torch.nn.Tanh()), torch.randn(8))
+    assert called.count("_wrapped_call_impl") == called.count("_call_impl") == 1 and called[-1] == "call", called
 
 
 @pytest.mark.parametrize("make", [lambda: torch.zeros(3), lambda: torch.arange(3), lambda: torch.full((3,), 2.0), lambda: torch.eye(3)])
