@@ -47,7 +47,7 @@ from .interrupts import COMPILING, FINALIZE, ThreadState, comes_unasked, compili
 from .learning import explain_miss, look_again, question_about
 from .limits import is_full, is_one_of_many, over_limit
 from .stances import Context, current
-from .versions import FrameState, compile_frame, internal_error, model_of, name_of_code, states, warned, without_saved_tensor_hooks
+from .versions import FrameState, compile_frame, internal_error, model_of, name_of_code, states, warned
 
 _lock = threading.RLock()
 
@@ -230,7 +230,7 @@ def on_miss(state: FrameState, function, *args):
     before, created, undo, result = ThreadState(), state.cache.created, [], EVALUATE
     try:
         try:
-            with without_saved_tensor_hooks() as before.hooks, compiling(before), _lock:
+            with compiling(before), _lock:
                 state.undo = undo
                 entry = made_meanwhile(state, created, function, args) or done_ahead(state, function, args) or \
                     new_entry(state, function, args)

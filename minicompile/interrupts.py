@@ -124,11 +124,26 @@ _found = threading.local()
 
 
 @contextlib.contextmanager
+def without_saved_tensor_hooks():
+    """The user's hooks are for the tensors that the program saves, not for those of a compilation or a trial. Others in their place
+    would not do: under any hooks the engine does not notice that what it has saved was written to."""
+    autograd, hooks = torch._C._autograd, []
+    while (top := autograd._top_saved_tensors_default_hooks(False)) is not None:
+        hooks.append(top)
+        autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield hooks[::-1]
+    finally:
+        for pack, unpack in reversed(hooks):
+            autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+@contextlib.contextmanager
 def compiling(state: ThreadState | None = None):
     """Inside, this thread compiles: what Python calls by itself finds it as it was in `state`, or is now."""
     outer, _found.state = getattr(_found, "state", None), (state := state or ThreadState())
     try:
-        with hook.in_region(COMPILING):
+        with without_saved_tensor_hooks() as state.hooks, hook.in_region(COMPILING):
             yield
     finally:
         _found.state = outer

@@ -6,7 +6,6 @@
 # function. `frames.py` decides when.
 
 # %%
-import contextlib
 import functools
 import inspect
 import os
@@ -38,7 +37,7 @@ from .ch11_runtime.collector import without_collection
 from .config import config
 from .driver import timed
 from .errors import GraphBreakError, InternalError, MarkError, MinicompileError, SkipFrame, StrictError, Unsupported, interrupts
-from .interrupts import restore_gradients
+from .interrupts import restore_gradients, without_saved_tensor_hooks
 from .stances import Context
 
 
@@ -328,21 +327,6 @@ def go_on_in_handlers(function, arguments, error: BaseException):
 
 
 hook.set_on_error(go_on_in_handlers)
-
-
-@contextlib.contextmanager
-def without_saved_tensor_hooks():
-    """The user's hooks are for the tensors that the program saves, not for those of a compilation or a trial. Others in their place
-    would not do: under any hooks the engine does not notice that what it has saved was written to."""
-    autograd, hooks = torch._C._autograd, []
-    while (top := autograd._top_saved_tensors_default_hooks(False)) is not None:
-        hooks.append(top)
-        autograd._pop_saved_tensors_default_hooks()
-    try:
-        yield hooks[::-1]
-    finally:
-        for pack, unpack in reversed(hooks):
-            autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def raised_by_hook(error) -> bool:

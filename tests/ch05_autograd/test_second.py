@@ -556,6 +556,25 @@ def test_a_write_under_a_checkpoint_raises_what_eager_raises():
     assert raised(minicompile.compile(f, backend="aot_eager")) == raised(f)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_hooks_of_the_program_do_not_see_what_a_second_derivative_is_recorded_with(backend):
+    """A checkpoint around a call and its derivative compares how much the two runs save; only the first one compiles."""
+    def steps(f):
+        def slope(x):
+            y = f(x)
+            return torch.autograd.grad(y.sum(), x, create_graph=True)[0] * x
+        found = []
+        for _ in range(3):
+            x = torch.linspace(-1, 1, 6, dtype=torch.double).requires_grad_()
+            checkpoint(slope, x, use_reentrant=False).sum().backward()
+            found.append(x.grad)
+        return found
+
+    def f(x):
+        return torch.atan2(x, x * x + 1)
+    torch.testing.assert_close(steps(minicompile.compile(f, backend=backend)), steps(f))
+
+
 def doubled(x, b):
     x.copy_(x * 2)
     x[0] = b
