@@ -4,6 +4,7 @@ import pytest
 import torch
 from opinfo import NOT_CLOSE, OPERATORS, differences_of_spoiled, program_of, samples_of, spoil, spoiled
 
+import minicompile
 from minicompile.ch01_graphs import trace
 
 FLOATING = {op.formatted_name: op for op in OPERATORS if torch.float32 in op.supported_dtypes("cpu")}
@@ -36,6 +37,23 @@ def test_what_is_looked_for_is_found(monkeypatch, reset):
     monkeypatch.setattr(trace, "DERIVED_OTHERWISE", {})
     with pytest.raises(AssertionError, match="nan"):
         check("max_reduction_no_dim", "decomposed", 1)
+
+
+UNDER_A_SIGN = {"product": lambda x: (x.sqrt() * 2).sgn() + x, "quotient": lambda x: (x / x.exp()).sgn() + x,
+                "views": lambda x: x.log().view(2, 3).t().sgn() * x.view(2, 3).t(), "sum": lambda x: (x.sqrt() + x.reciprocal()).sgn() + x,
+                "difference": lambda x: (x.sqrt() - x).sgn(), "dot": lambda x: x.dot(x.log()).sgn(),
+                "root of abs": lambda x: x.abs().sqrt()}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "decomposed", "cpp"])
+@pytest.mark.parametrize("name", UNDER_A_SIGN)
+def test_the_derivative_of_a_sign_is_zero_times_anything(name, backend, reset):
+    """It is a tensor without memory, whose product with an infinity is zero in eager."""
+    def derive(f):
+        x = torch.tensor([0.0, float("inf"), -float("inf"), 1.0, -2.0, float("nan")]).requires_grad_()
+        slope, = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        return slope.detach(), *torch.autograd.grad(slope.sum(), x, materialize_grads=True)
+    torch.testing.assert_close(derive(minicompile.compile(UNDER_A_SIGN[name], backend=backend)), derive(UNDER_A_SIGN[name]), equal_nan=True)
 
 
 @pytest.mark.slow

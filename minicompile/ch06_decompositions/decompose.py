@@ -42,7 +42,7 @@ from ..ch01_graphs.operators import leaves
 from ..ch01_graphs.recipes import NotKept, asked, fake_call
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.trace import Recorder, run_recorded
-from ..ch05_autograd.cleanup import clean, may_refuse
+from ..ch05_autograd.cleanup import clean, is_always_view, may_refuse
 from .primitives import PRIMITIVES
 from .table import HALF, TABLE
 
@@ -329,6 +329,31 @@ def parts(factor: fx.Node) -> tuple:
     return pairs.select(-1, 0), pairs.select(-1, 1)
 
 # %% [markdown]
+# ## Zeros without memory
+#
+# The derivative of `sgn`, and so the second one of `abs`, is a tensor that holds nothing but the fact that it is zero. Eager's product of
+# it and another tensor is such a zero again, whatever the other holds, and so are its quotient and its views. As a primitive it is numbers
+# in memory, whose product with an infinity is NaN. So what eager knows to be zero is found before the graph is interpreted, and becomes
+# zeros there.
+
+# %%
+ANY, FIRST, ALL = any, operator.itemgetter(0), all
+STAY_ZERO = {aten.mul.Tensor: ANY, aten.mul.Scalar: ANY, aten.dot.default: ANY, aten.div.Tensor: FIRST, aten.div.Scalar: FIRST,
+             aten.add.Tensor: ALL, aten.sub.Tensor: ALL}
+
+
+def zeros_without_memory(gm: fx.GraphModule) -> set[fx.Node]:
+    """The nodes whose results eager knows to be zero."""
+    zeros: set[fx.Node] = set()
+    for node in gm.graph.nodes:
+        rule = FIRST if is_always_view(node.target) else STAY_ZERO.get(node.target)
+        known = zeros and rule is not None and rule([isinstance(a, fx.Node) and a in zeros for a in node.args[:2]])
+        if known or node.target is aten._efficientzerotensor.default:
+            zeros.add(node)
+    return zeros
+
+
+# %% [markdown]
 # ## The stage
 #
 # The stage itself interprets the graph once, with a recorder that writes down what the rules call. `call` computes each node. If a node
@@ -366,10 +391,16 @@ def decompose(gm: fx.GraphModule) -> fx.GraphModule:
                 recorder.literal = False
         return out
 
+    zeros = zeros_without_memory(gm)
+
     def call(node, args, kwargs):
         mark = recorder.mark()
         expand = functools.partial(expanded, node, args, kwargs, mark)
-        out = product_in_pairs(recorder, node, *args) if node.target is aten.view_as_real.default else NotImplemented
+        if node in zeros and node.target in STAY_ZERO:
+            val = node.meta["val"]
+            out = torch.zeros(val.shape, dtype=val.dtype, device=val.device)
+        else:
+            out = product_in_pairs(recorder, node, *args) if node.target is aten.view_as_real.default else NotImplemented
         out = NotImplemented if out is NotImplemented else as_promised(node, out)
         if out is NotImplemented:
             recorder.erase_after(mark)
