@@ -637,8 +637,13 @@ for guard in varying.captured[-1].guards:
 #
 # %show minicompile.ch02_guards.cache.search
 #
-# An entry moves to the front when it has served two of the calls that the first one missed, with no third entry between. That is
-# what `candidate` is for: it is the entry that has served the last of these calls. `connect_all` connects the chain again:
+# Before all these comes a guess. A program that goes from one version to another at each call, such as a step that trains a network and
+# asks it without gradients as well, does so in the same order each time: `then` knows, for two entries in succession, which one came
+# next.
+#
+# An entry moves to the front when it has served two of the calls that the first one missed, with no third entry between; where
+# the first one has missed eight, none is better than another until one has served many. That is what `candidate` is for: it is the entry
+# that has served the last of these calls. `connect_all`, at the end of `move_to_front`, connects the chain again:
 #
 # %show minicompile.ch02_guards.cache.note_hit
 #

@@ -7,15 +7,17 @@
 # the head, so the common case costs one call.
 #
 # When the head misses two calls and another entry serves both, with no third entry between, that entry moves
-# to the front: programs tend to stay in one phase for a while. And since every entry costs time at a miss, there is a limit, eight as in
-# torch.compile. Beyond it, calls that no entry fits run eagerly, and the user learns which guard kept
+# to the front: programs tend to stay in one phase for a while. Others change at each call: a step trains a network, and asks a copy of
+# it, without gradients, for its targets. When the head has missed eight calls, it is no better than the others, and is asked like them
+# (`note_miss`), until one entry serves `STAYS` calls in succession. Meanwhile programs do what they did before: tried first is the entry
+# that served next when the two calls before were last served by the same two entries (`then`). And since every entry costs time at a
+# miss, there is a limit, eight as in torch.compile. Beyond it, calls that no entry fits run eagerly, and the user learns which guard kept
 # failing.
 #
 # A miss tells something: by which guards the entry and that call differ. They come first from then on, as the **question** that tells
 # which entries are to be tried. Where the versions are for the numbers 1 to 8, a call with a 9 compares one number eight times, and does
 # not ask for the state of the library and all that comes before a number among the guards, nor eight times for the list that the number
-# is in. When the head has missed eight calls, it is no better than the others, and is asked like them (`note_miss`), until one entry
-# serves two calls again.
+# is in.
 #
 # The blocks of a model share the code of their class, and where each is compiled by itself and has numbers of its own, each has its own
 # entries: a hundred blocks would ask a hundred entries each. But a block that comes again is mostly served by one of the entries that
@@ -71,7 +73,10 @@ class EntryCache:
     failures: Counter = field(default_factory=Counter)
     created: int = 0
     candidate: Entry | None = None                       # served the last call that the head missed
-    passed: int = 0                                      # calls that the head has missed since the chain was linked
+    before: Entry | None = None                          # and the one before that
+    stayed: int = 0                                      # how often in succession it was the same
+    then: dict = field(default_factory=dict)             # (before, candidate) -> the entry that served next
+    passed: int = 0                                      # calls that heads have missed, up to MOST_MISSES
     gone: list = field(default_factory=list)             # (model, kind) of entries that lived too short to be worth their making
     latest: dict = field(default_factory=dict)           # id(first argument) -> the entries that `search` found for it
     ask: Callable | None = None                          # ask(entries, answers): makes their question; None: all are tried
@@ -141,16 +146,19 @@ FEW = 32                         # entries that share one question
 
 
 def order_of_search(cache: EntryCache, who, args, asked: int | None = 0):
-    """Yields the entries to be tried; of many, first those that served that first argument, the last one first."""
+    """Yields the entries to be tried, what is guessed first; of many, then those that served that first argument, the last one first."""
+    guess = cache.then.get((cache.before, cache.candidate))
+    if guess is not None and guess.number != asked:
+        yield guess
     entries = list(cache.entries)
     if asked is None and entries:
         asked = entries[0].number
     if len(entries) <= FEW:
-        yield from (entry for entry in answers(cache, cache, entries, args) if entry.number != asked)
+        yield from (entry for entry in answers(cache, cache, entries, args) if entry.number != asked and entry is not guess)
         return
     served = list(cache.latest.get(who, ()))
     for entry in (*served, *(entry for entry in entries if entry not in served)):
-        if entry.number != asked and answers(cache, entry, [entry], args):
+        if entry.number != asked and entry is not guess and answers(cache, entry, [entry], args):
             yield entry
 
 
@@ -167,23 +175,35 @@ def answers(cache: EntryCache, asked, entries: list, args):
     return entries if question is None else question(*args)
 
 
-MOST_MISSES = 8
+MOST_MISSES, STAYS = 8, 32
 
 
 def note_hit(cache: EntryCache, who, entry: Entry) -> None:
-    """An entry has served a call that the head missed: at the second in succession it becomes the head."""
-    if len(cache.latest) >= 1000:
+    """An entry has served a call that the head missed: at the second in succession, later at the last of many, it becomes the head."""
+    if entry not in cache.entries:                      # dropped meanwhile, maybe by that call
+        return
+    if len(cache.entries) > FEW:
+        served = cache.latest.setdefault(who, [])
+        if entry not in served[:1]:
+            served[:] = [entry, *(other for other in served[:7] if other is not entry)]
+    last, cache.candidate = cache.candidate, entry
+    cache.then[cache.before, last], cache.before = entry, last
+    cache.stayed = cache.stayed + 1 if last is entry else 0
+    if cache.stayed and (cache.passed < MOST_MISSES or cache.stayed >= STAYS):
+        move_to_front(cache, entry)
+    if len(cache.then) + len(cache.latest) >= 1000:
+        cache.then.clear()
         cache.latest.clear()
-    served = cache.latest.setdefault(who, [])
-    if entry not in served[:1]:
-        served[:] = [entry, *(other for other in served[:7] if other is not entry)]
-    if cache.candidate is entry and entry in (entries := list(cache.entries)):
+
+
+def move_to_front(cache: EntryCache, entry: Entry) -> None:
+    if entry in (entries := list(cache.entries)):
         moved = [entry, *(other for other in entries if other is not entry)]
         if cache.entries == entries:                                    # one step, and nothing has changed since
             cache.entries[:] = moved
-            cache.passed = 0
+            if cache.passed >= MOST_MISSES:
+                cache.passed = 0
             connect_all(cache)
-    cache.candidate = entry
 
 
 def note_miss(cache: EntryCache) -> None:
@@ -215,7 +235,8 @@ def drop_entries(cache: EntryCache, dropped: list[Entry]) -> None:
     if any(entry in dropped for entry in cache.entries):
         cache.entries[:] = [entry for entry in cache.entries if entry not in dropped]
         cache.latest.clear()
-        cache.question = None
+        cache.then.clear()
+        cache.before = cache.candidate = cache.question = None
         connect_all(cache)
 
 

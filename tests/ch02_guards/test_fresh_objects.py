@@ -39,7 +39,7 @@ import torch.nn.functional as F
 import minicompile
 from minicompile import frames, limits
 from minicompile.ch02_guards import codegen
-from minicompile.ch02_guards.cache import MISSED, Entry, EntryCache, add_entry, drop_entries, note_hit, search
+from minicompile.ch02_guards.cache import MISSED, Entry, EntryCache, add_entry, connect_all, drop_entries, note_hit, search
 from minicompile.ch02_guards.guards import GuardSet
 from minicompile.ch03_capture import tracer
 
@@ -594,6 +594,26 @@ def versions_for(numbers, published):
     for number in numbers:
         add_entry(versions, version(number))
     return versions
+
+
+@pytest.mark.parametrize("phase", [(0, 1), (0, 0, 1), (0, 1, 2, 2)])
+def test_versions_that_take_turns_are_each_asked_at_once(phase):
+    """A step that asks one network with gradients, and without: no version is a better head than another, and none is moved."""
+    head, asked = [None], []
+    versions = versions_for(range(4), head)
+    for entry in versions.entries:
+        entry.function = lambda *args, run=entry.function, number=entry.number: asked.append(number) or run(*args)
+    connect_all(versions)
+    for _ in range(20):
+        assert [head[0](None, n) for n in phase] == [*phase]
+    asked.clear()
+    order, published = list(versions.entries), head[0]
+    for _ in range(100):
+        assert [head[0](None, n) for n in phase] == [*phase]
+    assert len(asked) == 100 * len(phase) and versions.entries == order and head[0] is published
+    for _ in range(60):                                                 # until the program stays with one
+        head[0](None, 3)
+    assert head[0] is versions.entries[0].function and head[0](None, 3) == 3
 
 
 def test_who_connects_the_versions_last_is_not_who_moved_them_last():
