@@ -4324,3 +4324,32 @@ def test_what_takes_a_class_for_no_dtype():
 def test_operators_take_no_class_for_a_dtype(operator):
     with pytest.raises(RuntimeError):
         minicompile.compile(lambda x: operator(x, dtype=float), backend="eager")(torch.ones(3))
+
+
+ROUNDED = {"per tensor": lambda x, s, z: torch.fake_quantize_per_tensor_affine(x * 2, 0.05, 3, 0, 255),
+           "by tensors": lambda x, s, z: torch.fake_quantize_per_tensor_affine(x * 2, s[0].detach(), z[0].detach().int(), 0, 255),
+           "per channel": lambda x, s, z: torch.fake_quantize_per_channel_affine(x * 2, s.detach(), z.detach().int(), 0, -8, 7),
+           "learned": lambda x, s, z: torch._fake_quantize_learnable_per_tensor_affine(x * 2, s[:1], z[:1], -8, 7, 0.5),
+           "learned per channel": lambda x, s, z: torch._fake_quantize_learnable_per_channel_affine(x * 2, s, z, 0, -8, 7, 0.5)}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounding_as_to_a_quantised_tensor_stays_in_the_graph(name, backend, reset):
+    def derive(f, x):
+        given = [x.clone().requires_grad_(), *(t.requires_grad_() for t in (torch.linspace(0.05, 0.2, len(x)), torch.zeros(len(x))))]
+        y = f(*given)
+        return y.detach(), *torch.autograd.grad(y.float().sin().sum(), given, allow_unused=True)
+    compiled = minicompile.compile(ROUNDED[name], backend=backend, fullgraph=True)
+    last = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    for x in (torch.randn(3, 4), torch.randn(5, 4), torch.randn(4, 5).t().bfloat16(), last):
+        for found, expected in zip(derive(compiled, x), derive(ROUNDED[name], x), strict=True):
+            torch.testing.assert_close(found, expected, check_stride=expected is not None)
+
+
+def test_rounding_that_eager_refuses_raises_also_where_nobody_reads_it(reset):
+    def f(x):
+        torch.fake_quantize_per_tensor_affine(x, 0.05, 300, 0, 255)
+        return x * 2
+    with pytest.raises(RuntimeError, match="zero_point"):
+        minicompile.compile(f, backend="aot_eager")(torch.ones(3))

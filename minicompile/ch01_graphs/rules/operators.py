@@ -76,8 +76,8 @@ FLOATS_ARE_DATA = set(named(
 
 # %% [markdown]
 # Where PyTorch has no meta kernel for an operator, or none for all of its forms, its results are derived here: fused optimizers
-# (none is there with the learning rate in a tensor), what some distributions draw and its gradient, the loss of CTC, and copies of views
-# that could not be views.
+# (none is there with the learning rate in a tensor), what some distributions draw and its gradient, the loss of CTC, rounding as to a
+# quantised tensor, and copies of views that could not be views.
 
 # %%
 FUSED = {getattr(packet, kind) for name in ("adam", "adamw", "sgd") for form in ("", "_")
@@ -96,7 +96,28 @@ def _drawn(parameter, *_):
     return parameter.new_empty(parameter.shape)
 
 
+def _rounded(x, *_):
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+def _rounded_by_channel(x, *_):
+    """Its derivative asks for the number of elements, so sizes are those at hand, by guards."""
+    return _rounded(x.new_empty_strided(list(map(int, x.shape)), list(map(int, x.stride()))))
+
+
+def _rounding_gradients(grad, x, *learned):
+    """Those of the input and of what is learned, scale and zero point. The kernel computes in float32, but for an input of no elements."""
+    return tuple([torch.empty_like(t, dtype=torch.float32 if x.numel() else t.dtype) for t in (x, *learned[:2])])
+
+
 WITHOUT_META = {aten._ctc_loss.default: _ctc_loss,
+                aten.fake_quantize_per_tensor_affine_cachemask.default: _rounded,
+                aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _rounded,
+                aten.fake_quantize_per_channel_affine_cachemask.default: _rounded_by_channel,
+                aten._fake_quantize_learnable_per_tensor_affine.default: lambda x, *_: torch.empty_like(x),
+                aten._fake_quantize_learnable_per_channel_affine.default: lambda x, *_: torch.empty_like(x),
+                aten._fake_quantize_learnable_per_tensor_affine_backward.default: _rounding_gradients,
+                aten._fake_quantize_learnable_per_channel_affine_backward.default: _rounding_gradients,
                 aten._transformer_encoder_layer_fwd.default: lambda x, *_: torch.empty_like(x),
                 aten._standard_gamma.default: _drawn, aten._sample_dirichlet.default: _drawn, aten.binomial.default: _drawn,
                 aten._standard_gamma_grad.default: torch.add, aten._dirichlet_grad.default: torch.addcmul,

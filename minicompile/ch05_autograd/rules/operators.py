@@ -45,5 +45,7 @@ REFUSING = set("""
     nll_loss2d_forward multi_margin_loss multilabel_margin_loss_forward binary_cross_entropy max_unpool2d max_unpool3d masked_scatter
     histc histogram _histogramdd_bin_edges _histogramdd_from_bin_cts _linalg_eigh _linalg_svd linalg_eig _linalg_eigvals linalg_lstsq
     linalg_matrix_exp linalg_pinv cholesky cholesky_inverse ormqr _ctc_loss linspace logspace
+    fake_quantize_per_tensor_affine_cachemask _fake_quantize_per_tensor_affine_cachemask_tensor_qparams
+    fake_quantize_per_channel_affine_cachemask _fake_quantize_learnable_per_tensor_affine _fake_quantize_learnable_per_channel_affine
     """.split())
 REFUSING_INTEGERS = set("remainder fmod floor_divide div pow".split())
