@@ -78,7 +78,7 @@ RECOMPILES = [
      "Pass the same object in every call: make lambdas and helpers once, outside of the loop."),
     (r"length of|keys of", "Keep containers at one length, or pass one stacked tensor."),
     (r"autocast|default dtype|deterministic|torch function", "Set it once, before the first call."),
-    (r"size guard", "A branch on a size was answered for this size; avoid the branch, or pad."),
+    (r"size guard", "A branch on a size, of the program or the compiler, was answered for this size; avoid the branch, or pad."),
     (r"changed",
      "A number used only as data becomes an input by itself; a value that the code decides on costs one "
      "version each. Pass it as a tensor if it is data."),

@@ -33,13 +33,13 @@ from torch.utils import _pytree as pytree
 
 from . import logs
 from .ch01_graphs.graph import eager_callable
-from .ch01_graphs.symbolic import product
+from .ch01_graphs.symbolic import Expr, present, product
 from .ch05_autograd.callables import interpret_aten
 from .ch05_autograd.joint import Joint
 from .ch05_autograd.output_plan import computes
 from .ch05_autograd.runtime import compile_training
 from .ch06_decompositions.decompose import decompose
-from .ch07_loops.ir import Buffer, Extern
+from .ch07_loops.ir import Extern
 from .ch07_loops.lower import lower
 from .ch07_loops.verify import verify, verify_devices
 from .ch08_fusion.fuse import fuse
@@ -166,6 +166,9 @@ def note_missing_gpu(backend: str) -> None:
 # a layer norm, a sum or a copy does is done there as fast as memory allows (`AS_FAST`). Where eager makes one such call for each of
 # our launches, a kernel is small up to a million elements: at a quarter of that, the node is still a tenth of the time.
 #
+# Where sizes vary, those at hand are asked. A region that is left to eager has a guard that says up to which size, and the first call
+# beyond it gets a version with kernels. The other way needs no guard: what was compiled for large sizes is right for small ones, too.
+#
 # What would lose is compiled. A larger graph of which calls were merged or left out, or whose views have become arguments of calls,
 # makes fewer calls compiled. CUDA graphs take the host's time away altogether. A checkpoint keeps less than eager's formulas do, a
 # `backward()` inside of the graph is planned as a whole, and of who writes to an input more is promised than its calls keep. The
@@ -191,8 +194,10 @@ def as_captured(gm: fx.GraphModule, joint: Joint, halves: list[Callable]) -> str
     few = joint.gradients and min(joint.calls.total(), primitives - NODE) <= len(launched)
     libraries = Counter(step.op for step in launched if isinstance(step, Extern))
     alike = joint.calls.total() <= len(launched) and all(op in AS_FAST or op in libraries for op in joint.calls)
+    buffers = [k.buffers[name] for k in launched if isinstance(k, Kernel) for name in k.tensors]
+    limit, largest = 1 << 20 if alike else 1 << 14, max((product(b.layout.size) for b in buffers), key=present, default=0)
     small = few and all(joint.calls[op] <= count for op, count in libraries.items()) and \
-        all(is_small(k.buffers[name], 1 << 20 if alike else 1 << 14) for k in launched if isinstance(k, Kernel) for name in k.tensors)
+        present(largest) <= limit and all(b.device.type == "cpu" for b in buffers)
     if kernels and not small:
         return None
     if not of_operators(gm):
@@ -200,15 +205,12 @@ def as_captured(gm: fx.GraphModule, joint: Joint, halves: list[Callable]) -> str
     calls, compiled = sum(not takes_item(n) for n in calls_of(gm)), len(halves[0].schedule.steps)
     if not calls or calls > compiled and not small:
         return None
+    if kernels and isinstance(largest, Expr):           # what is larger is compiled
+        sizes = [n for x in gm.graph.find_nodes(op="placeholder") for n in getattr(x.meta["val"], "shape", ())]
+        next(n for n in sizes if type(n) is torch.SymInt).node.env.decide("le", largest, limit)
     if kernels or calls > compiled:
         return f"its kernels are small, and eager's {joint.calls.total()} calls would be {len(launched)} compiled, and a node of autograd"
     return f"no kernel is generated for it, and its {logs.count(calls, 'call')} would be {logs.count(compiled, 'library call')} compiled"
-
-
-def is_small(buffer: Buffer, limit: int) -> bool:
-    """Is what a kernel could gain on it, of at most `limit` elements, less than what calling a region costs?"""
-    numel = product(buffer.layout.size)
-    return buffer.device.type == "cpu" and type(numel) is int and numel <= limit
 
 
 def calls_of(gm: fx.GraphModule) -> list[fx.Node]:

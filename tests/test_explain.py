@@ -231,7 +231,8 @@ AS_CAPTURED = {
     "a product": (lambda a, b: a @ b, {}, LIBRARIES), "two products": (lambda a, b: a @ b @ CONSTANT, {}, LIBRARIES),
     "sizes that vary": (lambda a, b: a @ b, {"dynamic": True}, LIBRARIES),
     "a kernel": (lambda a, b: (a @ b).relu(), {}, SMALL), "a kernel in backward": (lambda a, b: a @ a, {}, SMALL),
-    "a kernel of varying sizes": (lambda a, b: a.relu(), {"dynamic": True}, None),
+    "a kernel of varying sizes": (lambda a, b: a.relu(), {"dynamic": True}, SMALL),
+    "a large kernel of varying sizes": (lambda a, b: (a.repeat(100, 100) @ LARGE_CONSTANT[:, :400].t()).relu(), {"dynamic": True}, None),
     "two kernels": (lambda a, b: a.softmax(0).softmax(1), {}, SMALL), "a fused kernel": (lambda a, b: (a @ b).relu().sin(), {}, SMALL),
     "a fused kernel of much": (lambda a, b: (a @ b).sigmoid().tanh(), {}, None),
     "a norm and a gelu": (lambda a, b: F.gelu(F.layer_norm(a, (4,))), {}, None),
@@ -289,6 +290,16 @@ def test_a_frame_that_is_all_library_is_evaluated(name, monkeypatch):
         results, others = (r if isinstance(r, tuple) else (r,) for r in (compiled(x), function(x)))
         assert all(map(torch.equal, results, others))
     assert ("return __EVALUATE_ALL" in texts[0]) == expected != ("__graph" in texts[0])
+
+
+def test_what_varies_and_is_small_is_left_to_eager_up_to_some_size(reset):
+    """Two versions for all sizes above 1: beyond the limit of the first one, the second has kernels, and serves what comes later."""
+    compiled, made = minicompile.compile(lambda a: (a @ CONSTANT).relu().sin(), dynamic=True), []
+    for rows in (3, 100, 4096, 4097, 100_000, 5000):
+        a = torch.randn(rows, 4, requires_grad=True)
+        torch.testing.assert_close(y := compiled(a), (a @ CONSTANT).relu().sin())
+        made.append("CompiledRegion" in type(y.grad_fn).__name__)
+    assert made == [False, False, False, True, True, True]
 
 
 def test_a_kernel_runs_where_nobody_differentiates():
