@@ -33,7 +33,7 @@ from torch.utils import _pytree as pytree
 
 from . import logs
 from .ch01_graphs.graph import eager_callable
-from .ch01_graphs.symbolic import Expr, present, product
+from .ch01_graphs.symbolic import Expr, present, product, symbols
 from .ch05_autograd.callables import interpret_aten
 from .ch05_autograd.joint import Joint
 from .ch05_autograd.output_plan import computes
@@ -167,7 +167,8 @@ def note_missing_gpu(backend: str) -> None:
 # our launches, a kernel is small up to a million elements: at a quarter of that, the node is still a tenth of the time.
 #
 # Where sizes vary, those at hand are asked. A region that is left to eager has a guard that says up to which size, and the first call
-# beyond it gets a version with kernels. The other way needs no guard: what was compiled for large sizes is right for small ones, too.
+# beyond it gets a version with kernels. So a region with a size that the program has marked is compiled: a mark promises one version. The
+# other way needs no guard: what was compiled for large sizes is right for small ones, too.
 #
 # What would lose is compiled. A larger graph of which calls were merged or left out, or whose views have become arguments of calls,
 # makes fewer calls compiled. CUDA graphs take the host's time away altogether. A checkpoint keeps less than eager's formulas do, a
@@ -206,8 +207,11 @@ def as_captured(gm: fx.GraphModule, joint: Joint, halves: list[Callable]) -> str
     if not calls or calls > compiled and not small:
         return None
     if kernels and isinstance(largest, Expr):           # what is larger is compiled
-        sizes = [n for x in gm.graph.find_nodes(op="placeholder") for n in getattr(x.meta["val"], "shape", ())]
-        next(n for n in sizes if type(n) is torch.SymInt).node.env.decide("le", largest, limit)
+        inputs = [x.meta["val"] for x in gm.graph.find_nodes(op="placeholder")]
+        envs = [n.node.env for x in inputs for n in (x, *getattr(x, "shape", ())) if type(n) is torch.SymInt]
+        if not envs or envs[0].promised & symbols(largest):
+            return None
+        envs[0].decide("le", largest, limit)
     if kernels or calls > compiled:
         return f"its kernels are small, and eager's {joint.calls.total()} calls would be {len(launched)} compiled, and a node of autograd"
     return f"no kernel is generated for it, and its {logs.count(calls, 'call')} would be {logs.count(compiled, 'library call')} compiled"

@@ -302,5 +302,18 @@ def test_what_varies_and_is_small_is_left_to_eager_up_to_some_size(reset):
     assert made == [False, False, False, True, True, True]
 
 
+def test_a_region_with_a_marked_size_is_compiled(reset):
+    """The mark promises one version for all sizes. A size that no tensor has leaves nobody to ask."""
+    compiled = minicompile.compile(lambda a: (a @ CONSTANT).relu().sin())
+    for rows in (3, 9000):
+        minicompile.mark_dynamic(a := torch.randn(rows, 4, requires_grad=True), 0)
+        with minicompile.set_stance("fail_on_recompile" if rows > 3 else "default"):
+            assert "CompiledRegion" in type(compiled(a).grad_fn).__name__
+    weight = torch.randn(4, 4, requires_grad=True)
+    counted = minicompile.compile(lambda n: (torch.arange(float(n))[:, None].expand(n, 4) @ weight).relu().sin(), dynamic=True)
+    for n in (3, 5, 9000):
+        assert counted(n).shape == (n, 4)
+
+
 def test_a_kernel_runs_where_nobody_differentiates():
     assert minicompile.explain(torch.relu)(torch.randn(4, 4)).graphs[0].as_captured is None

@@ -85,6 +85,7 @@ class ShapeEnv:
     guards: list[SizeGuard] = field(default_factory=list)
     floats: int = 0
     frozen: bool = False
+    promised: set[Symbol] = field(default_factory=set)                # sizes that the program has marked: one version serves all
     places: dict[SizeGuard, object] = field(default_factory=dict)     # the user's line that asked
     place: Callable = lambda: None
 

@@ -19,6 +19,7 @@ from ..ch01_graphs.fake import has_memory, storage_key
 from ..ch01_graphs.floats import free_names
 from ..ch01_graphs.layouts import dims_with_gaps
 from ..ch01_graphs.shapes import is_symbolic
+from ..ch01_graphs.symbolic import symbols
 from ..ch02_guards.torch_guards import TensorSpec
 from ..ch02_guards.sources import CallSource, ComputedSource, ConstantSource, DictGetSource, ItemSource, LocalSource, Source, path_of
 from .tracer import constant_source, guard, location, unsupported
@@ -71,6 +72,7 @@ def wrap_tensor(tx, real, source):
         size = fake.shape[d]
         tx.symbols.marked.append((source, d, size))
         if isinstance(size, torch.SymInt):           # to ask is to guard
+            size.node.env.promised |= symbols(size.node.expr)
             bool(size >= low), high is None or bool(size <= high)
     return value
 
