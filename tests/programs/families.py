@@ -274,13 +274,14 @@ def bag(w):
         weighted = f", per_sample_weights=torch.linspace(-1, 1, {length}, device=DEVICE).to({t.dtype})"
         weighted_row = weighted.replace(".to(", ".view(1, -1).to(")
     often = w.rng.choice(["", "", ", scale_grad_by_freq=True"])
+    rows = f"{x}.detach().clone()" if w.device == "cpu" else f"F.pad({x}.detach(), (0, 1))"        # never empty
     return w.rng.choice([
         f"F.embedding_bag({at}, {x}, torch.tensor({offsets}, device=DEVICE), mode='{mode}'{weighted}{last}{ignored})",
         f"F.embedding_bag(({at}).view(1, -1), {x}, mode='{mode}'{weighted_row}{ignored})",
         f"F.embedding_bag(({at}).int(), {x}, torch.tensor({offsets}, dtype=torch.int32, device=DEVICE), mode='{mode}'{last})",
         f"F.embedding({at}, {x}{ignored})", f"F.embedding(({at}).view(-1, 1), {x}{ignored}{often})", f"F.embedding({at}, {x} * 2{often})",
-        f"F.embedding({at}, {x}.detach().clone(), max_norm=1.0)", f"F.embedding(({at}).int(), {x})",
-        f"F.embedding_bag({at}, {x}.detach().clone(), torch.tensor({offsets}, device=DEVICE), max_norm=0.5, mode='{mode}'{last})"])
+        f"F.embedding({at}, {rows}, max_norm=1.0)", f"F.embedding(({at}).int(), {x})",
+        f"F.embedding_bag({at}, {rows}, torch.tensor({offsets}, device=DEVICE), max_norm=0.5, mode='{mode}'{last})"])
 
 
 @family("losses", 3.0)
