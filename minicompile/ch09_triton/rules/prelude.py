@@ -84,7 +84,7 @@ def int_pow(base, exponent):
         power = power * power
         rest = rest >> 1
     sign = tl.where((exponent & 1) != 0, base, base * 0 + 1)
-    inverse = tl.where((base == 1) | (base == -1), sign, base * 0)
+    inverse = tl.where((base == 1) | (base + 1 == 0), sign, base * 0)     # no unsigned integer is compared with -1
     return tl.where(exponent < 0, inverse, result)
 
 
