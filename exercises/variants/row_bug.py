@@ -1,4 +1,5 @@
-from minicompile.ch10_cpp.reductions import RowStep, accumulator_type, fresh, register_type, start_text
+from minicompile.ch10_cpp.reductions import accumulator_type, start_text
+from minicompile.ch10_cpp.rows import RowStep, fresh, register_type
 
 
 def _extreme(e, r, x, row_statement, result):

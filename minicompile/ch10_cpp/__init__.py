@@ -64,6 +64,7 @@
 # 1. `ops.py`: a scalar operation as text, with PyTorch's meaning;
 # 2. `nests.py`: scopes, loops, and where a value is computed;
 # 3. `lanes.py`: what is done to an innermost loop so that it becomes vectors;
-# 4. `emit.py`: pointwise kernels and the function around a nest; `reductions.py`: rows and columns;
+# 4. `reductions.py`, `rows.py`, `columns.py`: reductions, along rows and across them; `emit.py`: pointwise kernels and the function
+#    around a nest;
 # 5. `build.py`: from texts to functions that Python can call. `prelude.h` and `reductions.h` go with every text,
 #    `launch.cpp` is the way in from Python.

@@ -27,7 +27,7 @@ from .lanes import TILE, close_lanes, half_blocks, interior, jumping, read_ahead
 from .nests import (SIMD, Count, Emitter, Scope, best_lane, child, close, direct_variable, for_, lane_block,
                     lane_headers, least_work, shared, size_text, store_lines, taken_off, unnamed, vote)
 from .ops import BITS, HALVES, memory_type
-from .reductions import emit_reductions
+from .columns import emit_reductions
 
 # %% [markdown]
 # ## Pointwise kernels
