@@ -140,20 +140,27 @@ TWO_SUMS = r"""{
 # numbers some of which have the wrong sign, and `argmax`, which looks for that number, finds none. LLVM writes negations where a
 # kernel has none, as for a remainder by a negative number, so only behind LLVM are they all to be seen. In a kernel with such a maximum
 # or minimum a negation becomes what it is in two's complement: all bits turned, plus one. That sum and a maximum are one instruction, too.
+#
+# The third mistake is about -32768, an int16 that is its own negative, and its own `abs`. Of an int32 that is made from such a result
+# ptxas makes the wide number first and negates it then, which gives 32768. So for 16 bits negations are complements in all kernels, and
+# `abs(x)` is the larger one of `x` and its complement.
 
 # %%
 EXTREME = re.compile(r"\b(?:max|min)\.[su](?:16|32)")
 NEGATION = r"neg\.s(16|32)\s+([^,;]+),([^,;]+);"
+SHORT = NEGATION.replace("16|32", "16")
 COMPLEMENT = r"{ .reg .b\1 turned;  not.b\1 turned, \3;  add.s\1 \2, turned, 1; }"
+ABSOLUTE = r"abs\.s16\s+([^,;]+),([^,;]+);"
+LARGER = r"{ .reg .b16 turned, negated;  not.b16 turned, \2;  add.s16 negated, turned, 1;  max.s16 \1, \2, negated; }"
 
 
 def repaired(ptx: str) -> str:
     """PTX of the same meaning, without what ptxas gets wrong."""
-    ptx = re.sub(SUM_OF_PAIRS, TWO_SUMS, ptx)
-    return re.sub(NEGATION, COMPLEMENT, ptx) if EXTREME.search(ptx) else ptx
+    ptx = re.sub(ABSOLUTE, LARGER, re.sub(SUM_OF_PAIRS, TWO_SUMS, ptx))
+    return re.sub(NEGATION if EXTREME.search(ptx) else SHORT, COMPLEMENT, ptx)
 
 
-REPAIRS = SUM_OF_PAIRS, TWO_SUMS, EXTREME.pattern, NEGATION, COMPLEMENT
+REPAIRS = SUM_OF_PAIRS, TWO_SUMS, EXTREME.pattern, NEGATION, SHORT, COMPLEMENT, ABSOLUTE, LARGER
 
 
 @contextlib.contextmanager

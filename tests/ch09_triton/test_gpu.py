@@ -75,6 +75,14 @@ def test_extremes_of_negated_integers(shape, dtype):
             check(lambda x: extreme(extreme(signs[0] * x, signs[1] * x.flip(0)), signs[2] * x.flip(1)), x)
 
 
+def test_the_smallest_integers_are_their_own_negatives():
+    """Also where they are made wider."""
+    for dtype, wide in (torch.int8, torch.int16), (torch.int16, torch.int32), (torch.int32, torch.int64):
+        x = torch.full((300,), torch.iinfo(dtype).min, dtype=dtype, device="cuda")
+        for change in (torch.neg, torch.abs, lambda x: torch.where(x < 0, -x, x)):
+            check(lambda x: (change(x).to(wide), change(x) < 0, change(x).float(), change(x).to(wide) * 3), x)
+
+
 def test_functions_of_the_library_keep_subnormal_numbers():
     x = torch.tensor([1e-45, -1e-45, 1e-39, -3e-42, 0.0], device="cuda")
     check(lambda x: (x // -0.7, torch.remainder(x, 0.7), torch.fmod(x, 0.7), torch.hypot(x, x), torch.expm1(x)), x, rtol=0, atol=0)

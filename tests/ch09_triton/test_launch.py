@@ -195,6 +195,30 @@ def test_a_maximum_of_three_keeps_its_signs(tmp_path):
     assert len(re.findall(r"LOP3\.LUT R\d+, RZ, R\d+, RZ, 0x33", shown)) == 2, shown
 
 
+NARROW = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry kernel(.param .u64 where) {
+    .reg .b64 %rd<2>;  .reg .b16 %rs<3>;  .reg .b32 %r<2>;
+    ld.param.u64 %rd1, [where];
+    ld.global.b16 %rs1, [%rd1];
+    CHANGE.s16 \t%rs2, %rs1;
+    cvt.s32.s16 \t%r1, %rs2;
+    st.global.b32 [%rd1], %r1;
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize("change", ["neg", "abs"])
+def test_the_smallest_int16_is_its_own_negative(change, tmp_path):
+    """`ptxas` makes 32 bits of it first: here what is negated is made wide at the end."""
+    shown = machine_code(NARROW.replace("CHANGE", change), tmp_path)
+    last = re.findall(r"\b(\w+)[.\w]* [^;]*;", shown.partition("STG")[0])[-1]
+    assert last == "PRMT", shown
+
+
 @pytest.mark.skipif(launch.interpreting(), reason="compiles for a GPU")
 def test_kernels_are_assembled_without_sums_of_pairs(monkeypatch, tmp_path):
     from triton import knobs
