@@ -1,5 +1,7 @@
 """NaN and infinities through PyTorch's operators: among the inputs, and in incoming gradients. Where eager gives NaN or an infinity,
 the compiled program does, and nowhere else."""
+import math
+
 import pytest
 import torch
 from opinfo import NOT_CLOSE, OPERATORS, differences_of_spoiled, program_of, samples_of, spoil, spoiled
@@ -54,6 +56,19 @@ def test_the_derivative_of_a_sign_is_zero_times_anything(name, backend, reset):
         slope, = torch.autograd.grad(f(x).sum(), x, create_graph=True)
         return slope.detach(), *torch.autograd.grad(slope.sum(), x, materialize_grads=True)
     torch.testing.assert_close(derive(minicompile.compile(UNDER_A_SIGN[name], backend=backend)), derive(UNDER_A_SIGN[name]), equal_nan=True)
+
+
+WITH_ZEROS = {"cross": torch.linalg.cross, "vdot": torch.vdot, "in the denominator": lambda z, y: y / z, "by itself": lambda z, y: z / z,
+              "parts": lambda z, y: torch.cat([part * math.inf for part in z.chunk(2)])}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "decomposed", "cpp"])
+@pytest.mark.parametrize("name", WITH_ZEROS)
+def test_what_a_program_computes_with_zeros_that_have_no_memory(name, backend, reset):
+    def function(x):
+        return WITH_ZEROS[name](torch.autograd.grad(x.sgn().sum(), x)[0], x * torch.tensor([math.inf, -1, 0])).detach()
+    x = torch.tensor([1.0, 2.0, -3.0]).requires_grad_()
+    torch.testing.assert_close(minicompile.compile(function, backend=backend)(x), function(x), equal_nan=True)
 
 
 @pytest.mark.slow

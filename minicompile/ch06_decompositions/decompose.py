@@ -27,6 +27,7 @@
 import contextlib
 import functools
 import itertools
+import math
 import operator
 from typing import Callable
 
@@ -338,15 +339,15 @@ def parts(factor: fx.Node) -> tuple:
 
 # %%
 ANY, FIRST, ALL = any, operator.itemgetter(0), all
-STAY_ZERO = {aten.mul.Tensor: ANY, aten.mul.Scalar: ANY, aten.dot.default: ANY, aten.div.Tensor: FIRST, aten.div.Scalar: FIRST,
-             aten.add.Tensor: ALL, aten.sub.Tensor: ALL}
+STAY_ZERO = {aten.mul.Tensor: ANY, aten.mul.Scalar: ANY, aten.dot.default: ANY, aten.vdot.default: ANY, aten.linalg_cross.default: ANY,
+             aten.div.Tensor: lambda known: known[0] and not known[1], aten.div.Scalar: FIRST, aten.add.Tensor: ALL, aten.sub.Tensor: ALL}
 
 
 def zeros_without_memory(gm: fx.GraphModule) -> set[fx.Node]:
     """The nodes whose results eager knows to be zero."""
     zeros: set[fx.Node] = set()
     for node in gm.graph.nodes:
-        rule = FIRST if is_always_view(node.target) else STAY_ZERO.get(node.target)
+        rule = FIRST if is_always_view(node.target) or node.target is operator.getitem else STAY_ZERO.get(node.target)
         known = zeros and rule is not None and rule([isinstance(a, fx.Node) and a in zeros for a in node.args[:2]])
         if known or node.target is aten._efficientzerotensor.default:
             zeros.add(node)
@@ -396,9 +397,11 @@ def decompose(gm: fx.GraphModule) -> fx.GraphModule:
     def call(node, args, kwargs):
         mark = recorder.mark()
         expand = functools.partial(expanded, node, args, kwargs, mark)
-        if node in zeros and node.target in STAY_ZERO:
+        by_zero = node.target is aten.div.Tensor and node.args[1] in zeros          # which is infinite in eager, whatever the sign
+        if by_zero or node in zeros and node.target in STAY_ZERO:
             val = node.meta["val"]
-            out = torch.zeros(val.shape, dtype=val.dtype, device=val.device)
+            number = 0 if not by_zero else math.nan if node.args[0] in zeros else math.inf
+            out = torch.full(val.shape, number, dtype=val.dtype, device=val.device)
         else:
             out = product_in_pairs(recorder, node, *args) if node.target is aten.view_as_real.default else NotImplemented
         out = NotImplemented if out is NotImplemented else as_promised(node, out)
