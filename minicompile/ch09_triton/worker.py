@@ -148,7 +148,7 @@ TWO_SUMS = r"""{
 # %%
 EXTREME = re.compile(r"\b(?:max|min)\.[su](?:16|32)")
 NEGATION = r"neg\.s(16|32)\s+([^,;]+),([^,;]+);"
-SHORT = NEGATION.replace("16|32", "16")
+OF_16_BITS = NEGATION.replace("16|32", "16")
 COMPLEMENT = r"{ .reg .b\1 turned;  not.b\1 turned, \3;  add.s\1 \2, turned, 1; }"
 ABSOLUTE = r"abs\.s16\s+([^,;]+),([^,;]+);"
 LARGER = r"{ .reg .b16 turned, negated;  not.b16 turned, \2;  add.s16 negated, turned, 1;  max.s16 \1, \2, negated; }"
@@ -157,10 +157,10 @@ LARGER = r"{ .reg .b16 turned, negated;  not.b16 turned, \2;  add.s16 negated, t
 def repaired(ptx: str) -> str:
     """PTX of the same meaning, without what ptxas gets wrong."""
     ptx = re.sub(ABSOLUTE, LARGER, re.sub(SUM_OF_PAIRS, TWO_SUMS, ptx))
-    return re.sub(NEGATION if EXTREME.search(ptx) else SHORT, COMPLEMENT, ptx)
+    return re.sub(NEGATION if EXTREME.search(ptx) else OF_16_BITS, COMPLEMENT, ptx)
 
 
-REPAIRS = SUM_OF_PAIRS, TWO_SUMS, EXTREME.pattern, NEGATION, SHORT, COMPLEMENT, ABSOLUTE, LARGER
+REPAIRS = SUM_OF_PAIRS, TWO_SUMS, EXTREME.pattern, NEGATION, OF_16_BITS, COMPLEMENT, ABSOLUTE, LARGER
 
 
 @contextlib.contextmanager
