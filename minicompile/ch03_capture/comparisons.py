@@ -37,8 +37,8 @@ from .protocol import as_dict, method, special
 from .tensors import call_tensor_method, emit
 from .tracer import Tracer, call, location, unsupported
 from .values import (
-    AbstractValue, BIRTHS, CellVal, Const, DictVal, ExcVal, Lazy, ListVal, MethodName, MethodVal, NONE, NUMPY_SCALARS, NotConstant,
-    ObjVal, SetVal, SymVal, TRUE, TensorVal, TupleVal, ViewVal, boolean, const, describe, is_identity, specialize)
+    AbstractValue, BIRTHS, CellVal, Const, DictVal, ExcVal, Lazy, ListVal, MAY_BE_NAN, MethodName, MethodVal, NONE, NUMPY_SCALARS,
+    NotConstant, ObjVal, SetVal, SymVal, TRUE, TensorVal, TupleVal, ViewVal, boolean, const, describe, is_identity, specialize)
 from .varying import varies_in
 from .wrap import realize, wrap
 
@@ -266,7 +266,8 @@ def item_or_tensor(tx, self, *args, **kwargs):
 
 # %%
 def refuse_nans(a: AbstractValue, b: AbstractValue) -> None:
-    if a.cls is b.cls and issubclass(a.cls, float) and all(type(v) is Const or type(v) is SymVal and v.source is not None for v in (a, b)):
+    came_in = all(type(v) is Const or type(v) is SymVal and v.source is not None for v in (a, b))
+    if came_in and a.cls is b.cls and issubclass(a.cls, MAY_BE_NAN):
         left, right = (v.sym if type(v) is SymVal else v.value for v in (a, b))
         if not left == right and left != left and right != right:
             raise Unsupported("whether two NaNs are one object")
@@ -338,8 +339,9 @@ def compare(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue) -> Abst
         return compare_sequences(tx, function, a, b)
     if kinds == {CellVal}:
         unsupported(tx, "a comparison of cells, which compares what they hold")
-    with contextlib.suppress(NotConstant):
-        return fold(tx, function, [a, b])
+    if kinds != {DictVal}:                   # Python would take two NaNs in them for one or not, as they are one now
+        with contextlib.suppress(NotConstant):
+            return fold(tx, function, [a, b])
     if symbol in ("==", "!=") and TensorVal not in kinds:
         return boolean(same(tx, a, b) == (symbol == "=="))
     if TensorVal not in kinds and asked == methods:

@@ -22,7 +22,8 @@
 # The table may get further keys, and lose `scale`: nobody has looked for that. It may be another table, with another part: both are
 # asked for as the program does it. The last line says that objects of this class are still told apart by identity.
 #
-# Constants are their own keys. Objects that hash by identity are keyed by it (`ByIdentity`).
+# Constants are their own keys, but for a NaN, which is not equal to itself and is found where it is the same object: for Python to see.
+# Objects that hash by identity are keyed by it (`ByIdentity`).
 
 # %%
 import collections
@@ -38,8 +39,8 @@ from .exceptions import user_error
 from .lookup import captures, lookup, native_new, python_method
 from .tracer import call, constant_source, guard, unsupported
 from .values import (
-    AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, Const, DictVal, FuncVal, Identity, Lazy, ListVal, ObjVal, SetVal, SymVal, TensorVal,
-    TupleVal, const, describe, is_identity, is_unseen)
+    AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, Const, DictVal, FuncVal, Identity, Lazy, ListVal, MAY_BE_NAN, ObjVal, SetVal,
+    SymVal, TensorVal, TupleVal, const, describe, is_identity, is_unseen)
 from .wrap import is_fixed, realize, wrap
 
 
@@ -114,7 +115,9 @@ def key_of(tx, value: AbstractValue, among=()):
     if type(value) in (Const, SymVal):
         if type(value.value) is Identity and any(type(key) is int for key in among):
             unsupported(tx, "the id() of an object looked up among numbers")
-        return value.value
+        if isinstance(key := value.value, MAY_BE_NAN) and key != key:
+            unsupported(tx, "a NaN as a dictionary key, which is found if it is the same object")
+        return key
     if type(value) is TupleVal:
         inside = [part for key in among if isinstance(key, tuple) for part in key]
         parts = [key_of(tx, realize(tx, item), inside) for item in value.items]

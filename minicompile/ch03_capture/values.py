@@ -512,6 +512,7 @@ def specialize(value: AbstractValue) -> AbstractValue:
 
 NUMPY_SCALARS = frozenset(type(numpy.zeros((), k)[()]) for k in numpy.typecodes["AllInteger"] + "?efdFD")
 NUMBERS = frozenset((int, float)) | {scalar for scalar in NUMPY_SCALARS if issubclass(scalar, (numpy.integer, numpy.floating))}
+MAY_BE_NAN = (float, complex, numpy.inexact)
 NUMPY_TYPES = frozenset(type(numpy.dtype(scalar)) for scalar in NUMPY_SCALARS)
 IMMUTABLE = NUMPY_SCALARS | NUMPY_TYPES | {
     re.Pattern, re.Match, decimal.Decimal, datetime.timedelta, datetime.date,

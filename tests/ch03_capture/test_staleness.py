@@ -11,6 +11,7 @@ import types
 import typing
 import unittest.mock
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -1103,13 +1104,16 @@ def test_what_calls_the_function_in_whose_place_it_is(function, owner, name, nam
 
 
 @pytest.mark.parametrize("function", [
-    lambda f, t: f in t, lambda f, t: f is t[0], lambda f, t: t.count(f), lambda f, t: (f, 1) == (t[0], 1), lambda f, t: [f] == t])
+    lambda f, t: f in t, lambda f, t: f is t[0], lambda f, t: t.count(f), lambda f, t: (f, 1) == (t[0], 1), lambda f, t: [f] == t,
+    lambda f, t: {"f": f} == {"f": t[0]}, lambda f, t: {t[0]: 5}.get(f), lambda f, t: f in {*t}, lambda f, t: len({(f, 1), (t[0], 1)})])
+@pytest.mark.parametrize("number", (float, complex, numpy.float32, numpy.float64), ids=lambda number: number.__name__)
 @pytest.mark.parametrize("first", (True, False))
-def test_a_nan_is_equal_only_to_itself(function, first, fresh):
+def test_a_nan_is_equal_only_to_itself(function, number, first, fresh):
     """Containers ask whether two things are one object first, and only a NaN is not equal to itself."""
-    one, other = float("nan"), float("nan")
+    one, other, ones, twos, threes = map(number, ("nan", "nan", 1, 2, 3))
     compiled = minicompile.compile(lambda x, f, t: (x * f, function(f, t)), backend="eager")
-    for f, t in [(0.0, [1.0]), (2.0, [3.0])][first:] + [(one, [one]), (one, [other]), (one, [one]), (1.0, [1.0]), (1.0, [one])]:
+    nans = [(one, [one]), (one, [other]), (one, [one]), (ones, [ones]), (ones, [one])]
+    for f, t in [(number(0), [ones]), (twos, [threes])][first:] + nans:
         assert compiled(torch.ones(1), f, t)[1] == function(f, t)
 
 
