@@ -40,17 +40,18 @@ import numpy
 from ..ch01_graphs.floats import OPERATIONS, numpy_warnings
 from ..ch01_graphs.shapes import float_function
 from ..ch02_guards.identity import is_a
+from ..ch02_guards.torch_guards import METHODS_OF_TENSORS
 from .builders import as_python
 from .exceptions import UserError, user_errors
 from .lookup import MISSING, lookup, python_method
 from .protocol import METHODS, as_dict, special
 from .tensors import emit, to_arg, wrap_result
-from .tracer import Tracer, answer, unsupported
+from .tracer import Tracer, answer, call, names_its_own, unsupported
 from .values import (
     AbstractValue, Const, ListVal, NUMBERS, NUMPY_SCALARS, NotConstant, ObjVal, SymVal, TensorVal, TupleVal, const, describe,
     is_unseen, specialize, unseen)
 from .varying import REFUSALS_OF_VALUES, computed
-from .wrap import wrap_constant
+from .wrap import wrap, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
           "@": "matmul",
@@ -176,6 +177,10 @@ BIT_OPERATORS = ("&", "|", "^", "<<", ">>", "**")            # of integers, whic
 # those of the program's classes, or ours for containers (`by_methods`).
 
 # %%
+# Methods of tensors in Python, which call what has its name: `2 ** x` is a call of `torch.pow`.
+NAMING_OTHERS = ("__floordiv__", "__rfloordiv__", "__rlshift__", "__rmod__", "__rpow__", "__rrshift__")
+
+
 def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace: bool = False) -> AbstractValue:
     """a <symbol> b, or a <symbol>= b when inplace."""
     name = BINARY[symbol]
@@ -190,6 +195,10 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
     function = python_operator("i" + name if inplace and (type(a) is TensorVal or kinds == {Const}) else name)
     if kinds == {Const}:
         return symbol == "+" and a.cls is b.cls is str and later(tx, str, joined, [a, b]) or fold(tx, function, [a, b])
+    asked, other = (a, b) if type(a) is TensorVal else (b, a)
+    own = f"__{name}__" if asked is a else f"__r{name}__"
+    if own in NAMING_OTHERS and not names_its_own(tx, METHODS_OF_TENSORS[own]):
+        return call(tx, wrap(tx, METHODS_OF_TENSORS[own]), [asked, other])
     return emit(tx, function, [a, b])
 
 

@@ -1125,6 +1125,7 @@ normed = torch.nn.LayerNorm(2)
     (lambda x: F.mse_loss(x, 2 * x), torch._C._nn, "mse_loss"), (lambda x: F.mse_loss(x, x[None]), torch, "broadcast_tensors"),
     (lambda x: F.softmax(x, 0), torch.Tensor, "softmax"), (lambda x: x.norm(), torch, "norm"),
     (lambda x: torch.norm(x), torch.linalg, "vector_norm"), (lambda x: F.max_pool1d(x[None], 2), torch, "max_pool1d"),
+    (lambda x: 2 ** x, torch, "pow"), (lambda x: x // 2, torch, "floor_divide"), (lambda x: 5 % x, torch, "remainder"),
     (torch.cos, torch, "cos"), (F.relu, F, "relu")], ids=lambda v: v if type(v) is str else "")
 @pytest.mark.parametrize("first", (False, True), ids=("replaced-later", "replaced-first"))
 @pytest.mark.parametrize("backend", ("eager", "aot_eager"))
