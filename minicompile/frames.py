@@ -312,7 +312,7 @@ def why_not_here() -> str | None:
 
 def watched() -> bool:
     """Is there a TorchFunctionMode other than the default device?"""
-    return bool(torch._C._len_torch_function_stack()) and any(
+    return torch._C._is_torch_function_mode_enabled() and any(
         type(m) is not DeviceContext for m in torch.overrides._get_current_function_mode_stack())
 
 

@@ -319,7 +319,7 @@ def is_transforming() -> bool:
 def torch_function_state() -> tuple:
     """(torch functions enabled, TorchFunctionModes by device or class, number of TorchDispatchModes,
     inside of a transform, inside of forward-mode differentiation)."""
-    modes = torch.overrides._get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
+    modes = torch.overrides._get_current_function_mode_stack() if torch._C._is_torch_function_mode_enabled() else ()
     return (torch._C._is_torch_function_enabled(), tuple(str(getattr(m, "device", type(m))) for m in modes),
             torch._C._len_torch_dispatch_stack(), is_transforming(),
             torch.autograd.forward_ad._current_level >= 0)

@@ -423,6 +423,15 @@ def test_each_thread_has_a_state():
     assert [f is None for f in found] == [True, False, True] and state() is None
 
 
+def test_a_default_device_that_is_not_asked():
+    """What disables `__torch_function__` for classes leaves modes on, and what disables it altogether does not."""
+    compiled = minicompile.compile(lambda: torch.zeros(2) * 2, backend="eager")
+    contexts = torch._C.DisableTorchFunction, torch._C.DisableTorchFunctionSubclass
+    for off, expected in zip([*contexts, *contexts], ["cpu", "meta"] * 2):
+        with torch.device("meta"), off():
+            assert compiled().device.type == expected
+
+
 def test_two_modes_of_one_kind():
     compiled = minicompile.compile(lambda x: torch.ones(2) + x.sum(), backend="eager")
     x = torch.ones(3)

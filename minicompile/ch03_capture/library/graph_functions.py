@@ -122,7 +122,7 @@ def call_with_out(tx: Tracer, function, args, kwargs, out: AbstractValue) -> Abs
 def name_device(function, kwargs) -> dict:
     """The arguments of a call that makes a tensor, with the default device spelled out. The compiler itself
     must not run under it."""
-    if not torch._C._len_torch_function_stack() or function not in _device_constructors() or \
+    if not torch._C._is_torch_function_mode_enabled() or function not in _device_constructors() or \
             kwargs.get("device", NONE) is not NONE:
         return kwargs
     return {**kwargs, "device": const(torch.overrides._get_current_function_mode().device)}
