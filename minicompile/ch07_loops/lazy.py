@@ -198,7 +198,8 @@ def strides_of(fake) -> tuple[Int, ...]:
 
 
 def new_buffer(g: Lowering, dtype, device, size, stride, alias_of: str | None = None) -> str:
-    name = f"buf{g.count}"
+    while (name := f"buf{g.count}") in g.program.buffers or name in g.program.symbols:        # an input that the program calls so
+        g.count += 1
     g.count += 1
     g.program.buffers[name] = Buffer(name, dtype, device, Layout(tuple(size), tuple(stride)), alias_of)
     return name

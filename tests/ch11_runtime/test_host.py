@@ -83,6 +83,15 @@ def test_a_kernel_of_a_spread_program_that_cannot_be_built(monkeypatch):
     assert spread(torch.ones(3))[0].tolist() == [2, 2, 2]
 
 
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_inputs_that_are_called_as_buffers_are(dynamic):
+    def f(buf0, buf1, buf2):
+        return buf0.sin() * buf2, buf1.sum() * 2, buf0.sum() * buf2
+    compiled, x, y = minicompile.compile(f, dynamic=dynamic), torch.arange(6.0), torch.ones(4)
+    for number in (2, 3):
+        assert all(map(torch.allclose, compiled(x, y, number), f(x, y, number)))
+
+
 def test_inputs_with_an_offset_in_their_storage():
     def f(x, w):
         return [torch.mm(x, w.t()).relu(), x.t() * 2]
