@@ -6,6 +6,7 @@
 # function. `frames.py` decides when.
 
 # %%
+import dis
 import functools
 import inspect
 import os
@@ -222,7 +223,8 @@ def make_entry(state: FrameState, function, args, captured):
     if captured.gm is not None:
         body, inputs = call_of_graph(state, captured, namespace) + body, captured.inputs
     body = captured.before + body
-    if (captured.gm is None or is_all_library(captured, namespace["__graph"])) and not (captured.breaks or state.context.fullgraph):
+    alone = captured.gm is None or is_all_library(captured, namespace["__graph"], function.__code__)
+    if alone and not (captured.breaks or state.context.fullgraph):
         body, inputs = "return __EVALUATE_ALL", []      # nothing for the compiler here, nor in what it calls, as long as the guards hold
     for problem, of_the_program in captured.close():
         if of_the_program or state.context.fullgraph:
@@ -243,17 +245,20 @@ def make_entry(state: FrameState, function, args, captured):
 # A frame may be evaluated as it is: if nothing was captured, and also if what was captured gains nothing (`as_captured` in `driver.py`) and
 # is nearly all that the frame does, as in `return x.sort()`. Then CPython does in a tenth of a microsecond what takes the body half of
 # one: to call the graph, and to take the results apart. Behind many instructions, or with tensors that attributes lead to, as those of
-# modules do, the body is shorter.
+# modules do, the body is shorter. So it is where the frame calls what is not in the graph: `sorted(values)` was computed in the trace.
 
 # %%
 FEW_INSTRUCTIONS = 30            # instructions
 
 
-def is_all_library(captured, graph) -> bool:
+def is_all_library(captured, graph, code: types.CodeType) -> bool:
     """Is it as quick to let CPython evaluate the frame as to call the graph?"""
-    return getattr(graph, "as_captured", False) and captured.instructions <= FEW_INSTRUCTIONS and not captured.ahead and \
-        all(type(source) in (LocalSource, TupleItemSource) or type(example) is int
-            for source, example in zip(captured.inputs, captured.example_inputs))
+    if not getattr(graph, "as_captured", False) or captured.instructions > FEW_INSTRUCTIONS or captured.ahead:
+        return False
+    calls = sum(i.opname in ("CALL", "CALL_FUNCTION_EX", "CALL_KW") for i in dis.get_instructions(code))
+    called = sum(n.op == "call_method" or n.op == "call_function" and n.target.__module__ != "_operator" for n in captured.gm.graph.nodes)
+    handed = zip(captured.inputs, captured.example_inputs)
+    return calls <= called and all(type(source) in (LocalSource, TupleItemSource) or type(example) is int for source, example in handed)
 
 
 # %% [markdown]

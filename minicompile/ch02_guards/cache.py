@@ -132,6 +132,7 @@ def search(cache: EntryCache, args, asked: int | None = None):
         if result is not MISSED:
             note_hit(cache, who, entry)
             return result
+    cache.before = cache.candidate = None                               # of what no entry serves, nothing is guessed
     return cache.tail(*args)
 
 
@@ -147,7 +148,7 @@ FEW = 32                         # entries that share one question
 
 def order_of_search(cache: EntryCache, who, args, asked: int | None = 0):
     """Yields the entries to be tried, what is guessed first; of many, then those that served that first argument, the last one first."""
-    guess = cache.then.get((cache.before, cache.candidate))
+    guess = cache.before and cache.then.get((cache.before, cache.candidate))
     if guess is not None and guess.number != asked:
         yield guess
     entries = list(cache.entries)
