@@ -60,11 +60,12 @@ from .descriptors import (
     part_of_class, written_in_class)
 from .effects import touch
 from .exceptions import UserError, user_error
+from .hook import is_library_file
 from .interpreter import unless_raised
 from .keys import entries
 from .lookup import MISSING, lookup, python_method, says_its_class
 from .tensors import tensor_attribute
-from .tracer import PYTHON, Tracer, call, guard, plain_python, unsupported
+from .tracer import PYTHON, Tracer, call, globals_of, guard, module_of, plain_python, unsupported, writable_globals
 from .values import (
     AbstractValue, Const, DELETED, DictVal, ListVal, NONE, ObjVal, SetVal, SymVal, Table, TensorVal, TupleVal, const, describe, is_class)
 from .wrap import part, realize, wrap
@@ -311,6 +312,12 @@ def set_object_attribute(tx, obj, name, value):
         obj.attrs[name] = value
         tx.classes.data.add((obj.real, name))
         return touch(tx, obj)
+    if type(obj.real) is types.ModuleType and value is not None and may_write_to_module(obj.real, name):
+        globals_of(tx, vars(obj.real))                   # if they are also this function's, they have to stay that
+        namespace = writable_globals(tx, vars(obj.real))
+        touch(tx, namespace)
+        namespace.attrs[name] = value
+        return None
     if is_a(obj.real, (types.ModuleType, types.FunctionType, type)):
         return NotImplemented
     method, arguments = ("__delattr__", [obj, const(name)]) if value is None else ("__setattr__", [obj, const(name), value])
@@ -338,6 +345,18 @@ def may_write_to_class(obj, name, value) -> bool:
     plain = cls.__flags__ & HEAP_TYPE and lookup(type(cls), "__setattr__") is type.__setattr__ and not is_library_class(cls)
     return plain and type(value) in DATA and not name.startswith("__") and class_lookup(type(cls), name) is MISSING and all(
         class_lookup(kind, descriptor) is MISSING for kind in (type(lookup(cls, name)), value.cls) for descriptor in ("__get__", "__set__"))
+
+
+# %% [markdown]
+# `settings.calls += 1`, where `settings` is a Python module of the program, is a write to one of its global variables. (Those of
+# PyTorch, of the standard library and of C are read by code that no trace sees, and a name like `__class__` means something to Python.)
+
+# %%
+def may_write_to_module(module, name) -> bool:
+    """Whether `module.name = value` sets a global variable of the program and nothing else."""
+    file = vars(module).get("__file__")
+    return type(file) is str and file.endswith(".py") and not is_library_file(file) and module_of(vars(module)) is module and \
+        not name.startswith("__")
 
 
 # %% [markdown]

@@ -1,7 +1,10 @@
 """Side effects: what changed is found by comparing, and written as statements."""
 import collections
+import importlib
 import random
+import string
 import sys
+import types
 
 import pytest
 import torch
@@ -173,6 +176,72 @@ def test_a_global_that_was_written_is_read_through_its_module():
     before = COUNT
     assert [compiled(torch.ones(1))[1] for _ in range(3)] == [before + 1, before + 2, before + 3]
     assert COUNT == before + 3
+
+
+def test_a_write_to_an_attribute_of_a_python_module(tmp_path, monkeypatch):
+    """It is one to a global variable, for the module's own functions too, and in order with what is raised and with breaks."""
+    (tmp_path / "written_module.py").write_text("COUNT, LAST = 0, None\ndef shown(): return COUNT, LAST\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("written_module")
+
+    def f(x, kind):
+        module.COUNT += 1
+        setattr(module, "LAST", x * module.COUNT)
+        if kind == "raises":
+            raise ValueError(module.COUNT)
+        if kind == "breaks":
+            print(end="", flush=True)
+            module.COUNT += 1
+        return module.shown()
+
+    def called(function):
+        module.COUNT, found = 0, []
+        for kind in ("plain", "raises", "breaks", "plain"):
+            try:
+                count, last = function(torch.ones(2), kind)
+                assert last is module.LAST
+            except ValueError as error:
+                count = error.args
+            found.append((count, module.COUNT, module.LAST.tolist()))
+        return found
+
+    assert called(minicompile.compile(f, backend="eager")) == called(f)
+    minicompile.compile(f, backend="eager", fullgraph=True)(torch.ones(2), "plain")
+    monkeypatch.delitem(sys.modules, "written_module")
+
+
+def test_a_write_to_a_module_of_the_function_of_one_code_with_two_namespaces():
+    here = sys.modules[__name__]
+    code = compile("def f(x):\n  here.COUNT = 70\n  return x + 1", "two.py", "exec")
+    spaces = [vars(here), {"here": here, "COUNT": 5}]
+    functions = []
+    for space in spaces:
+        exec(code, space, made := {})
+        functions.append(made["f"])
+    vars(here)["here"], kept = here, COUNT
+    functions[1] = types.FunctionType(functions[0].__code__, spaces[1])
+    try:
+        for function in map(minicompile.compile, functions):
+            here.COUNT = 1
+            function(torch.ones(2))
+            assert here.COUNT == 70 and spaces[1]["COUNT"] == 5
+    finally:
+        del here.here
+        here.COUNT = kept
+
+
+def test_a_write_to_a_module_of_a_library_ends_the_graph():
+    def f(x):
+        string.digits = "01"
+        return x + len(string.digits)
+
+    kept = string.digits
+    try:
+        with pytest.raises(minicompile.GraphBreakError, match="setting the attribute digits of string"):
+            minicompile.compile(f, backend="eager", fullgraph=True)(torch.ones(2))
+        assert torch.equal(minicompile.compile(f)(torch.ones(2)), torch.full((2,), 3.0))
+    finally:
+        string.digits = kept
 
 
 def double(x):
