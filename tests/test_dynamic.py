@@ -395,6 +395,9 @@ DIFFERENTIATED = {
     "batch norm, kept": lambda x, p: (m := OTHER[0, :4].clone(), F.batch_norm(x.view(2, 4, 4), m, m + 1, None, None, True, p, p)),
     "batch norm, evaluated": lambda x, p: F.batch_norm(x, OTHER[0], OTHER[1].abs() + 1, OTHER[2], None, False, 0.1, p),
     "pad": lambda x, p: F.pad(x, (1, 2, 0, -1), value=p), "constant pad": lambda x, p: torch.constant_pad_nd(x, (1, 0), p) * x.sum(),
+    "linspace": lambda x, p: x * torch.linspace(-p, 2 * p, 8) + torch.linspace(p, 1, 4, dtype=torch.float64)[:, None],
+    "quantile": lambda x, p: (torch.quantile(x, p), x.quantile(q=p, dim=1, keepdim=True), torch.quantile(x, p, 0, interpolation="lower")),
+    "nanquantile": lambda x, p: x.where(x > 0, math.nan).nanquantile(p, 0),
     "nan_to_num": lambda x, p: x.where(x > 0, math.inf).where(x < 1, math.nan).nan_to_num(p, posinf=2 * p) + torch.nan_to_num(-x / 0, p),
 }
 
@@ -435,6 +438,21 @@ def test_what_a_batch_norm_whose_eps_varies_refuses(training):
             f(x, *args)
         with pytest.raises(type(expected.value), match=re.escape(str(expected.value))):
             compiled(x, *args)
+
+
+@pytest.mark.parametrize("function", (
+    lambda x, p: torch.quantile(x, p), lambda x, p: x.nanquantile(p, 0), lambda x, p: x.sum() * torch.linspace(p, 1, 5),
+    lambda x, p: x.sum() * torch.linspace(0, p, 5), lambda x, p: x.sum() * torch.linspace(p * 1e38, 1e39 * (p > 0.5), 1)))
+def test_what_a_quantile_and_the_ends_of_a_range_refuse(function):
+    def outcome(function, p):
+        try:
+            return function(x, p)
+        except RuntimeError as error:
+            return str(error)
+    x, compiled = torch.randn(4, 8), minicompile.compile(function, backend="loops")
+    for p in (0.2, 0.3, 0.45, 1.5, -0.5, 1e39, -math.inf, math.nan):
+        ours, eagers = outcome(compiled, p), outcome(function, p)
+        assert ours == eagers if isinstance(eagers, str) else torch.testing.assert_close(ours, eagers, equal_nan=True) is None
 
 
 CALLED = {

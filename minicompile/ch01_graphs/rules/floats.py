@@ -376,6 +376,23 @@ def nan_to_num(x, nan=None, posinf=None, neginf=None):
     return torch.where(x.isnan(), 0.0 if nan is None else nan, finite)
 
 # %% [markdown]
+# ## Quantiles
+#
+# Which part lies below is a number or a tensor; the function makes a tensor of the number.
+
+# %%
+def quantile_by(function):
+    def quantile(x, q, *args, **kwargs):
+        if type(q) is not torch.SymFloat or "out" in kwargs or not isinstance(x, torch.Tensor) or not 0 <= q <= 1:
+            return NotImplemented
+        return function(x, torch.full((), q, dtype=x.dtype, device=x.device), *args, **kwargs)
+    return quantile
+
+
+for _function in (torch.quantile, torch.nanquantile):
+    rule(_function, _function.__name__)(quantile_by(_function))
+
+# %% [markdown]
 # ## Losses
 #
 # Most of these are compositions in eager, too; the Huber loss and the smooth L1 loss are one kernel for what is written here. A smoothed

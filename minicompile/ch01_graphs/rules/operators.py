@@ -69,7 +69,7 @@ FLOATS_ARE_DATA = set(named(
     "elu_ elu_backward hardtanh_ hardtanh_backward softplus softplus_backward hardshrink hardshrink_backward softshrink "
     "softshrink_backward index_add index_add_ scatter.value scatter_.value "
     "bernoulli.p bernoulli_.float uniform uniform_ normal_functional normal_ exponential exponential_ cauchy cauchy_ "
-    "log_normal log_normal_ geometric geometric_ "
+    "log_normal log_normal_ geometric geometric_ linspace "
     "index_fill.int_Scalar index_fill_.int_Scalar constant_pad_nd xlogy.Scalar_Other xlogy.Scalar_Self maximum minimum "
     + " ".join(f"_foreach_{name}{form}.{kind}" for name in "add sub mul div lerp addcmul addcdiv pow clamp_min clamp_max".split()
                for form in ("", "_") for kind in ("Scalar", "ScalarList", "List", "Tensor", "ScalarAndTensor"))))

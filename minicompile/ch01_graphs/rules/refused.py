@@ -82,6 +82,13 @@ def check_fill(func, *args, dtype=None, **kwargs) -> None:
             torch.full((min(math.prod(map(present, *args[:-1])), 2),) if args[:-1] else (), args[-1], dtype=dtype)
 
 
+@REFUSALS.of(aten.linspace.default)
+def check_ends(func, start, end, steps, *, dtype=None, **kwargs) -> None:
+    """Nor may the ends fit; two elements say so, and one says it of the first end."""
+    with outside():
+        torch.linspace(present(start), present(end), min(present(steps), 2), dtype=dtype)
+
+
 @REFUSALS.of(aten.ldexp.Tensor)
 def check_exponents(func, x, exponents) -> None:
     """The kernel for floats and whole exponents takes no number of a CPU; others are scaled by a product with a power."""
