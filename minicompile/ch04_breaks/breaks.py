@@ -141,6 +141,7 @@ def capture_until(func, args, options, error) -> cap.Captured:
 #    cells; a comprehension that has taken the place of one for its own variable, as 3.12 and later do, moves the cut to its front
 #    (`place_before_comprehension`). Some that it will not read are kept all the same (`kept_locals`, below).
 # 3. A frame that has made no graph by now, has written nothing and keeps what it was given needs no entry of its own (`only_step`, below).
+#    If it only returns what the break gives, it is evaluated as it is (`nothing_else`).
 # 4. The step is made, from the breaking instruction and what prepares it, and told what varies (`hand_on`).
 # 5. The last lines of the entry put its call together, and choose who runs it. A resume function returns it to the loop that called
 #    it; the function itself runs the loop, and lets go of its results before.
@@ -176,6 +177,8 @@ def cut(done: cap.Trace, reason) -> cap.Captured:
     kept, as_it_came = f", {{{kept}}}" if kept else "", from_before and not replaced and not ep.writes and not has_graph(tx)
     if as_it_came and (whole := only_step(done, path, kept)) is not None:
         return cap.Captured(None, [], [], GuardSet(), whole[0], whole[1], [reason], weak=(0,))
+    if as_it_came and nothing_else(tx, frame):
+        return cap.finish_capture(ep, ["return __EVALUATE"], [reason])
     point = step_for(code, path, set(locals_), kinds)
     hand_on(tx, frame, point)
     items = point.call_text(pool(ep, point.code), locals_, slots, cells, frame.code)
@@ -336,6 +339,21 @@ def only_step(done: cap.Trace, path: list, kept: str):
              if kind in resume.HAS_ARGUMENT]
     items = step.call_text("__k0", {n: LocalSource(n).text() for n in step.locals}, slots, {}, code)
     return f"return __K[1](({items}{kept}))", (held(step.code), resume.TailCall)
+
+
+# %% [markdown]
+# A function like `return x.nonzero()` ends where its graph breaks. It needs no step and no rest: CPython evaluates the frame, behind guards
+# that say that the break is met again, and what the frame calls is compiled as behind a step.
+
+# %%
+RETURNS = (["RETURN_VALUE"], ["STORE_FAST", "LOAD_FAST", "RETURN_VALUE"], ["STORE_FAST_LOAD_FAST", "RETURN_VALUE"])
+
+
+def nothing_else(tx, frame) -> bool:
+    """Whether the trace of a frame that came as it is has done next to nothing for the program, and behind the break is only a return."""
+    effects, behind = tx.effects, frame.decoded.instructions[frame.ip + 1:frame.ip + 4]
+    done = tx.told or effects.changed or effects.calls or effects.calls_before or effects.undo or effects.ahead or effects.generators
+    return not done and tx.ops <= LONGEST_STEP and any([i.opname for i in behind[:len(names)]] == names for names in RETURNS)
 
 
 # %% [markdown]

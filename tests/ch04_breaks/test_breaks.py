@@ -621,3 +621,47 @@ def test_gradients_of_a_loop_that_was_unrolled():
         f(model, torch.linspace(-1, 1, 6).view(2, 3)).sum().backward()
         found.append([p.grad for p in model.parameters()])
     same(*found)
+
+
+def breaks_in_the_middle(x):
+    y = x + 1
+    effect(y)
+    return y * 2
+
+
+def ends_in_a_function(x):
+    return breaks_in_the_middle(x)
+
+
+def ends_by_name(x):
+    found = x.nonzero()
+    return found
+
+
+def ends_after_a_write(x):
+    LOG.append(1)
+    return x.nonzero()
+
+
+def ends_where_it_asks(x):
+    if torch.compiler.is_compiling():
+        return x.nonzero()
+    return x
+
+
+@pytest.mark.parametrize("function, evaluated", [
+    (lambda x: x.nonzero(), True), (ends_by_name, True), (lambda x: x[x.bool()] if x is None else torch.unique(x), True),
+    (ends_in_a_function, True), (ends_after_a_write, False), (breaks_in_the_middle, False), (lambda x: x.nonzero() + 1, False)])
+def test_a_frame_that_returns_what_its_break_gives_is_evaluated(function, evaluated):
+    x = torch.tensor([0.0, 2.0, 1.0])
+    assert (capture_frame(function, {"x": x}).body == "return __EVALUATE") == evaluated
+    with Captures() as seen:
+        compiled = minicompile.compile(function, backend="eager")
+        for _ in range(3):
+            same(compiled(x), function(x))
+    assert function is not ends_in_a_function or len(seen.graphs) == 2             # those of the function that it calls
+
+
+def test_a_frame_that_was_told_that_it_is_compiled_goes_on_as_compiled():
+    x = torch.tensor([0.0, 2.0, 1.0])
+    same(minicompile.compile(ends_where_it_asks, backend="eager")(x), x.nonzero())
