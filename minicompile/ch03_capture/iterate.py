@@ -230,7 +230,7 @@ def item_of_turn(tx, iterator, item, source) -> AbstractValue:
 def values_of(tx: Tracer, value: AbstractValue, into=None):
     """A Python generator over the values of an iterable value. into: the class of what CPython gathers them in."""
     iterator = iterate(tx, value)
-    asked = value.it.value if type(value) is IterVal and type(value.it) is by_index else value
+    asked = value.it.value if type(value) is IterVal and isinstance(value.it, by_index) else value
     if into in (list, tuple) and type(asked) is ObjVal:
         ask_length(tx, asked)
     yield from rest_of(tx, iterator)

@@ -10,6 +10,9 @@
 # kind. The functions of `iterate.py` and `subscripts.py` only know what Python does when there is no such method.
 
 # %%
+import sys
+
+from ..ch01_graphs.symbolic import present
 from .builders import contents_of
 from .exceptions import user_error
 from .lookup import python_method
@@ -36,8 +39,12 @@ def special(tx: Tracer, value: AbstractValue, name: str, *args) -> AbstractValue
     answer = method and call(tx, wrap(tx, method), [value, *args])
     if method and answer.cls is not ANSWERS.get(name, answer.cls):
         unsupported(tx, f"{value.cls.__name__}.{name} gives another type, which Python converts or refuses")
-    if method and name == "__len__" and (answer.sym if type(answer) is SymVal else answer.value) < 0:
-        user_error(ValueError, "__len__() should return >= 0")
+    if method and name == "__len__":
+        number = answer.sym if type(answer) is SymVal else answer.value
+        if number < 0:
+            user_error(ValueError, "__len__() should return >= 0")
+        if present(number) > sys.maxsize:
+            user_error(OverflowError, "cannot fit 'int' into an index-sized integer")
     return answer
 
 

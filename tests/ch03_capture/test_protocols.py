@@ -8,6 +8,7 @@ import functools
 import itertools
 import linecache
 import operator
+import sys
 import types
 import typing
 
@@ -782,3 +783,50 @@ def test_a_question_to_a_set_takes_no_more_of_an_iterator_than_it_needs():
     for make in (lambda: iter([1, 2, 3]), lambda: (v for v in (1, 2, 3)), lambda: map(abs, (1, 2, 3))):
         compiled = minicompile.compile(f, backend="eager", fullgraph=True)
         assert compiled(torch.ones(2), make)[1:] == f(torch.ones(2), make)[1:]
+
+
+@pytest.mark.parametrize("take", [list, tuple, sorted, lambda it: [v for v in it], lambda it: [next(it), next(it), next(it, 0), *it]])
+@pytest.mark.parametrize("last", [2, 3, 4, 5, 0])
+def test_reversed_asks_for_items_and_for_its_length_as_python_does(take, last):
+    log = []
+
+    class Sequence:
+        def __len__(self):
+            log.append("len")
+            return last
+
+        def __getitem__(self, i):
+            log.append(i)
+            if i == 3 or i == 0 and last == 5:
+                raise IndexError if last == 4 else StopIteration if last == 5 else KeyError(i)
+            return i
+
+    def f(x):
+        it = reversed(Sequence())
+        try:
+            return take(it), x + 1
+        except StopIteration as error:
+            return type(error), list(it), x
+
+    def outcome(function):
+        log.clear()
+        return function(torch.ones(2))[:-1], log.copy()
+
+    assert outcome(minicompile.compile(f, backend="eager", fullgraph=True)) == outcome(f)
+
+
+@pytest.mark.parametrize("ask", [len, bool, list, reversed])
+def test_a_length_that_no_size_can_have(ask):
+    class Long:
+        __getitem__ = int
+
+        def __len__(self):
+            return sys.maxsize + 1
+
+    def f(x):
+        try:
+            return ask(Long()), x + 1
+        except OverflowError as error:
+            return str(error), x + 2
+
+    assert minicompile.compile(f, backend="eager", fullgraph=True)(torch.ones(2))[0] == f(torch.ones(2))[0]

@@ -15,7 +15,8 @@ import functools
 from ..builders import order_of
 from ..calls import handles
 from ..exceptions import user_error
-from ..iterate import length, natively, unpack
+from ..interpreter import unless_raised
+from ..iterate import by_index, length, natively, unpack
 from ..keys import counted, entries, value_of_key
 from ..lookup import MISSING, lookup
 from ..protocol import METHODS, method, operate
@@ -67,7 +68,8 @@ METHODS.update({
 
 
 # %% [markdown]
-# Backwards the same. What has no `__reversed__` of its own is reversed by its length and its items, as in Python.
+# Backwards the same. What has no `__reversed__` of its own is reversed by its length and its items, as in Python. A list of these asks for
+# the length once more (`ask_length` in `iterate.py`).
 
 # %%
 @METHODS.of((TupleVal, "__reversed__"), (ListVal, "__reversed__"))
@@ -88,13 +90,28 @@ def reverse_dict(tx, self):
 METHODS[TensorVal, "__reversed__"] = lambda tx, self: call_tensor_method(tx, self, "__reversed__", [], {})
 
 
+class backwards(by_index):
+    """`value[index]` and so on down to 0; after any error it is at its end."""
+
+    def __init__(self, tx, value, index: int):
+        self.tx, self.value, self.index = tx, value, index
+
+    def __next__(self):
+        value, self.value = self.value, None
+        item = None if value is None or self.index < 0 else unless_raised(
+            (IndexError, StopIteration), lambda: get_item(self.tx, value, const(self.index)))
+        if item is None:
+            raise StopIteration
+        self.value, self.index = value, self.index - 1
+        return item
+
+
 @handles(reversed)
 def reverse(tx, items):
     if (iterator := operate(tx, items, "__reversed__")) is not None:
         return iterator
     if type(items) is ObjVal and lookup(items.cls, "__getitem__") is not MISSING:
-        indices = range(length(tx, items).value - 1, -1, -1)
-        return IterVal(it=(get_item(tx, items, const(i)) for i in indices), kind=reversed)
+        return IterVal(it=backwards(tx, items, length(tx, items).value - 1), kind=reversed)
     if lookup(items.cls, "__reversed__") is MISSING and lookup(items.cls, "__getitem__") is MISSING:
         user_error(TypeError, f"'{items.cls.__name__}' object is not reversible")
     return IterVal(it=(v for v in unpack(tx, items)[::-1]), kind=type(reversed(items.value)) if type(items) is Const else reversed)
