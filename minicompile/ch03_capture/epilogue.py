@@ -83,7 +83,7 @@ NESTED = 100                         # a few calls of ours for each, of the thou
 def expression(ep: Epilogue, value) -> str:
     """A Python expression for `value`, short enough to be repeated: a literal or a variable."""
     value = settled(value)
-    if type(value) is Const and not is_unseen(value):
+    if type(value) is Const and value.source is None and not is_unseen(value):
         return constant_text(ep, value.value)
     if type(value) is Lazy:
         return constant_text(ep, value.real) if value.source is None else \

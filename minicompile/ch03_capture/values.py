@@ -92,11 +92,18 @@ class FirstLook:
     def __get__(self, constant, owner=None):
         if constant is None:
             return self
-        constant.source, constant.value = None, constant.look()
+        constant.value = constant.look()
+        constant.source = place_of_nan(constant.value, constant.source)
         return constant.value
 
 
 Const.value = FirstLook()
+
+
+def place_of_nan(value, source: Source | None) -> Source | None:
+    """Where a constant that was looked at is read again when it leaves. It need not be, but a NaN is equal to no other, so one can see
+    which one it is."""
+    return source if type(value) in (float, complex) and value != value else None
 
 
 def unseen(kind: type, look, source: Source | None = None, recipe: tuple = (), hidden=None) -> Const:

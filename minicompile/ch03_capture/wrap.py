@@ -35,8 +35,8 @@ from .inputs import varies, wrap_dynamic_number, wrap_tensor
 from .lookup import lookup
 from .tracer import Tracer, guard, location, unsupported
 from .values import (
-    AbstractValue, CONSTANT_TYPES, Const, DictVal, Lazy, ListVal,
-    MethodName, NUMBERS, ObjVal, SINGLETONS, SetVal, SliceVal, Table, TupleVal, const, like, unseen)
+    AbstractValue, CONSTANT_TYPES, Const, DictVal, Lazy, ListVal, MethodName, NUMBERS, ObjVal, SINGLETONS, SetVal, SliceVal, Table,
+    TupleVal, const, like, place_of_nan, unseen)
 
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
                types.MethodDescriptorType,
@@ -93,7 +93,8 @@ def refuse_own_equality(tx: Tracer, real, kind: type):
 def wait(tx: Tracer, real, source: Source) -> Const:
     """The constant found at `source`, which is guarded by value once somebody looks at that."""
     if tx.objects.unseen.setdefault(source, (type(real), location(tx))) is None:
-        return const(real)
+        place = place_of_nan(real, source)
+        return const(real) if place is None else Const(real, source=place)
 
     def look(trace=weakref.ref(tx)):                     # a trace that led back to itself would keep the program's objects for a while
         if (tx := trace()) is not None:

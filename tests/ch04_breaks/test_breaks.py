@@ -665,3 +665,26 @@ def test_a_frame_that_returns_what_its_break_gives_is_evaluated(function, evalua
 def test_a_frame_that_was_told_that_it_is_compiled_goes_on_as_compiled():
     x = torch.tensor([0.0, 2.0, 1.0])
     same(minicompile.compile(ends_where_it_asks, backend="eager")(x), x.nonzero())
+
+
+def nan_in_a_list(x, v, values):
+    y = x + (2 if v != v else 1)
+    effect(y)
+    return y, v in values, v
+
+
+def nan_of_an_object(x, v, values):
+    holder = types.SimpleNamespace(v=v)
+    y = x + (2 if values[0] != values[0] else 1)
+    effect(y)
+    return y, holder.v in values, values[0]
+
+
+@pytest.mark.parametrize("function", [nan_in_a_list, nan_of_an_object])
+@pytest.mark.parametrize("nan", [float, complex])
+def test_a_nan_is_the_object_that_came_in(function, nan):
+    compiled, first = minicompile.compile(function, backend="eager"), nan("nan")
+    for v, values in ((first, [first]), (first, [nan("nan")]), (n := nan("nan"), [n]), (n, [first]), (first, [n, first])):
+        got, expected = compiled(torch.ones(2), v, values), function(torch.ones(2), v, values)
+        same(got[0], expected[0])
+        assert got[1] == expected[1] and got[2] is expected[2]
