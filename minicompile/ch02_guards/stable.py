@@ -15,9 +15,9 @@
 #
 # | per call, CPython 3.11 | minicompile | torch.compile |
 # |---|---|---|
-# | two lines | 1.4 us | 9.7 us |
-# | GPT, 12 layers | 8.2 us | 51.5 us |
-# | ResNet-50 | 16.5 us | 126.1 us |
+# | two lines | 0.6 us | 6.3 us |
+# | GPT, 12 layers | 5.9 us | 30.7 us |
+# | ResNet-50 | 11.7 us | 88.1 us |
 #
 # `python -m minicompile.bench.overhead` measures it (`results/cpu-overhead.json`). Without the extension, where every guard is asked,
 # the GPT takes more than twenty times as long. What is left are the numbers of the dictionaries, the calls, and the tensors, which
