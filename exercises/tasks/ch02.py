@@ -257,10 +257,16 @@ def some_calls(versions, *lengths):
     return lambda rng: [[*range(versions), *(rng.randrange(versions) for _ in range(n))] for n in lengths]
 
 
+def as_they_come(versions, *lengths):
+    """The first one is called again after the third, and others after each that is new."""
+    return lambda rng: [[0, 1, 2, 0, *(n for new in range(3, versions) for n in (new, rng.randrange(new))),
+                         *(rng.randrange(versions) for _ in range(n))] for n in lengths]
+
+
 for _points, _name, _cases in ((2, "calls that the newest of three versions does not fit", lambda rng: [[0, 1, 0, 2, 1],
                                                                                                         [0, 1, 2, 0, 0, 1]]),
                                (3, "three versions", some_calls(3, 3, 8, 12)),
-                               (3, "six versions: who is asked, and who moves to the front", some_calls(6, 10, 30, 60))):
+                               (3, "six versions: who is asked, and who moves to the front", as_they_come(6, 10, 30, 60))):
     behaviour("cache-bug", points=_points, name=_name, cases=_cases,
               show=lambda calls: "calls " + ", ".join(f"f({n})" for n in calls))(asked)
 

@@ -536,7 +536,8 @@ def test_versions_of_models_that_are_gone_make_room(reset, monkeypatch, hurried)
     with pytest.warns(match="compiled 64 times") if hurried else contextlib.nullcontext():
         for model in architectures():
             assert torch.equal(minicompile.compile(model, backend=backend)(x), model(x))
-    assert len(graphs) == (64 if hurried else 80)
+    whole = [gm for gm in graphs if sum(n.op.startswith("call") for n in gm.graph.nodes) == 7]
+    assert len(whole) == (64 if hurried else 80)        # not `nn.Tanh.forward`, in what runs eagerly, if somebody has compiled that
 
 
 def test_many_blocks_that_are_compiled_each(reset):
