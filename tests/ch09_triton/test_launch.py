@@ -136,22 +136,27 @@ def ptx_of(monkeypatch, body, i, *buffers) -> str:
     return emitted[0].asm["ptx"]
 
 
-PAIR = """
+def ptx_kernel(registers: str, body: str) -> str:
+    """A kernel for sm_90 whose argument, an address, is in %rd1."""
+    return f"""
 .version 8.0
 .target sm_90
 .address_size 64
-.visible .entry kernel(.param .u64 where) {
-    .reg .b64 %rd<2>;  .reg .b32 %r<4>;  .reg .b16 %rs<4>;
-    ld.param.u64 %rd1, [where];
+.visible .entry kernel(.param .u64 where) {{
+    .reg .b64 %rd<2>;  {registers}
+    ld.param.u64 %rd1, [where];{body}    ret;
+}}
+"""
+
+
+PAIR = ptx_kernel(".reg .b32 %r<4>;  .reg .b16 %rs<4>;", """
     ld.global.u16 %rs1, [%rd1];
     mov.b32 %r1, {%rs1, %rs2};
     mov.b32 %r2, 147;
     add.s16x2 \t%r3, %r1, %r2;
     mov.b32 {%rs3, _}, %r3;
     st.global.b16 [%rd1], %rs3;
-    ret;
-}
-"""
+""")
 
 
 def machine_code(ptx, folder):
@@ -169,13 +174,7 @@ def test_a_sum_of_pairs_keeps_its_constant(tmp_path):
     assert re.search(r"ADD.*, 0x93\b", shown), shown
 
 
-THREE = """
-.version 8.0
-.target sm_90
-.address_size 64
-.visible .entry kernel(.param .u64 where) {
-    .reg .b64 %rd<2>;  .reg .b32 %r<8>;
-    ld.param.u64 %rd1, [where];
+THREE = ptx_kernel(".reg .b32 %r<8>;", """
     ld.global.b32 %r1, [%rd1];
     ld.global.b32 %r2, [%rd1 + 4];
     ld.global.b32 %r3, [%rd1 + 8];
@@ -184,9 +183,7 @@ THREE = """
     max.s32 \t%r6, %r4, %r5;
     max.s32 \t%r7, %r6, %r3;
     st.global.b32 [%rd1], %r7;
-    ret;
-}
-"""
+""")
 
 
 def test_a_maximum_of_three_keeps_its_signs(tmp_path):
@@ -195,20 +192,12 @@ def test_a_maximum_of_three_keeps_its_signs(tmp_path):
     assert len(re.findall(r"LOP3\.LUT R\d+, RZ, R\d+, RZ, 0x33", shown)) == 2, shown
 
 
-NARROW = """
-.version 8.0
-.target sm_90
-.address_size 64
-.visible .entry kernel(.param .u64 where) {
-    .reg .b64 %rd<2>;  .reg .b16 %rs<3>;  .reg .b32 %r<2>;
-    ld.param.u64 %rd1, [where];
+NARROW = ptx_kernel(".reg .b16 %rs<3>;  .reg .b32 %r<2>;", """
     ld.global.b16 %rs1, [%rd1];
     CHANGE.s16 \t%rs2, %rs1;
     cvt.s32.s16 \t%r1, %rs2;
     st.global.b32 [%rd1], %r1;
-    ret;
-}
-"""
+""")
 
 
 @pytest.mark.parametrize("change", ["neg", "abs"])
