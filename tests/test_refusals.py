@@ -380,6 +380,9 @@ NUMBERS = {
     "where": lambda x, n: torch.where(x > 0, x, n),
     "masked_fill": lambda x, n: x.masked_fill(x > 0, n),
     "fill_": lambda x, n: x.clone().fill_(n),
+    "fill_ with a tensor": lambda x, n: x.long().fill_(torch.tensor(n)),
+    "masked_fill with a tensor": lambda x, n: x.half().masked_fill(x > 0, torch.tensor(n)),
+    "index_fill with a tensor": lambda x, n: torch.index_fill(x.half(), 0, torch.tensor([1]), value=torch.tensor(n)),
     "bytes": lambda x, n: torch.full((2,), n, dtype=torch.int8),
     "one": lambda x, n: torch.full((1,), n, dtype=torch.float16),
 }
@@ -393,3 +396,13 @@ def test_numbers_that_do_not_fit(name, rung):
         minicompile.reset()
         f = lambda x: NUMBERS[name](x, number)          # noqa: E731
         same(outcome(minicompile.compile(f, backend=rung), torch.ones(3)), outcome(f, torch.ones(3)), number)
+
+
+@pytest.mark.gpu
+def test_numbers_of_a_cpu_that_do_not_fit_a_gpu():
+    def filled(x, number):
+        return x.fill_(torch.tensor(number))
+    for number in (1.0, 1e300, -1.0, 300.0):
+        for dtype in (torch.int64, torch.uint8, torch.float16):
+            x = torch.ones(3, dtype=dtype, device="cuda")
+            same(outcome(minicompile.compile(filled), x.clone(), number), outcome(filled, x.clone(), number), (number, dtype))

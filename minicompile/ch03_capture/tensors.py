@@ -40,7 +40,7 @@ from .builders import contents_of
 from .constants import as_item, as_number, from_constants, function_and_rest, is_made_of_constants, known_tensor, name_of_target
 from .exceptions import user_error
 from .keys import entries
-from .library.tensor_names import METADATA, READ_FROM_INPUT, REFUSED_METHODS, TAKES_SIZES, VIEW_ATTRIBUTES
+from .library.tensor_names import METADATA, READ_FROM_INPUT, REFUSED_METHODS, TAKES_SIZES, TAKES_VALUE, VIEW_ATTRIBUTES
 from .lookup import MISSING, lookup
 from .storage import AS_STRIDED, check_strided, guard_not_a_view, guard_viewed_leaves, guard_views, taken_without_gradients
 from .tracer import Tracer, call, guard, is_library, location, names_its_own, say_where, step_of, unsupported
@@ -155,6 +155,8 @@ def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
         unsupported(tx, f"PyTorch's Tensor.{target}, which the program has replaced")
     if target in TAKES_SIZES:
         args = [args[0], *map(as_number, args[1:])]
+    if (name := name_of_target(target)) in TAKES_VALUE or name == "fill_" and args[0].fake.device.type != "cpu":
+        args, kwargs = [*args[:1], *map(as_number, args[1:])], {k: as_number(v) for k, v in kwargs.items()}
     updated = updates(UPDATES[target], args, kwargs) if target in UPDATES else ()
     if any(type(a) is Const and type(a.value) in TAKEN_FOR_OTHERS for a in (*args, *kwargs.values())):
         unsupported(tx, "a NumPy truth value or complex number, which PyTorch takes for a number of another kind")
@@ -168,7 +170,7 @@ def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
         unsupported(tx, f"an argument with the name {odd}, a keyword of Python")
     if target is operator.pow and type(fx_args[0]) in (int, float) and fx_args[0] < 0:
         target = torch.pow              # in the text of a graph, `-2.0 ** x` is -(2.0 ** x)
-    fakes, name = [], name_of_target(target)
+    fakes = []
     fake_args, fake_kwargs = fake_of(fx_args, fakes), fake_of(fx_kwargs, fakes)
     if does_not_fit((*fake_args, *fake_kwargs.values()), fakes, target):
         return emit(tx, target, [*map(specialize, args)], {k: specialize(v) for k, v in kwargs.items()})
