@@ -4,8 +4,8 @@
 # `METADATA` are facts that the guard of the tensor already fixes, such as its dtype. They become constants. Views that are written as
 # attributes, such as `x.T`, are operations of the graph. `READ_FROM_INPUT` are facts about an input that no fake has, and which are
 # guarded when they are read. `REFUSED_METHODS` need the numbers, the address, or change what the tensor is. The arguments of
-# `TAKES_SIZES` are sizes, among which tensors count as numbers. So does the tensor that `TAKES_VALUE` fill with, where it is known: a number
-# that does not fit the dtype is refused. To `fill_` it is a number on a GPU; a CPU's kernel converts what it gets.
+# `TAKES_SIZES` are sizes, among which tensors count as numbers. So does the tensor that `TAKES_VALUE` fill with, where it is known: eager
+# refuses a number that does not fit the dtype. To `fill_` it is a number on a GPU only; a CPU's kernel converts what it gets.
 
 # %%
 import torch
