@@ -116,7 +116,7 @@ def shape_key(kernel: Kernel) -> tuple[tuple, Shape] | None:
 #
 # `make_list` collects the pieces. For each it notes the body, the memory of its buffers, and the values of the
 # parameters: a row of the table above. Two names for one memory (`x`, and `x` updated) are one entry, since a
-# kernel gets pointers to memory.
+# kernel gets pointers to memory. So are the parts of a buffer that pieces write, whose name no piece mentions: the list knows it, too.
 
 # %%
 def body_for(shapes: list[Shape]) -> tuple[Kernel, list[int]]:
@@ -169,7 +169,7 @@ def make_list(groups: list[list[Shape]], program: Program, number: int) -> Kerne
     name = f"{first.name.rpartition('_')[0]}_list_{number}"
     return KernelList(
         name, first.device, (), (), [l for k in kernels for l in k.loops], frozenset().union(*(k.local for k in kernels)),
-        {n: b for k in kernels for n, b in k.buffers.items()}, inputs, outputs, known, origins,
+        {n: b for k in kernels for n, b in k.buffers.items()} | {root: program.buffers[root] for root in memory}, inputs, outputs, known, origins,
         [f"a list of {len(kernels)} loops of {len(groups)} kinds", *notes], roots=roots, bodies=bodies, pieces=pieces)
 
 # %% [markdown]

@@ -107,6 +107,7 @@ def verify_schedule(schedule: Schedule) -> None:
     for step, plan in zip(schedule.steps, schedule.plan.steps, strict=True):
         for kernel in pieces_of(step) if isinstance(step, Kernel) else ():
             verify_kernel(kernel)
+        assert not isinstance(step, Kernel) or set(step.tensors) <= set(step.buffers), f"{step.name} is passed what it does not know"
         for name in step.inputs:
             assert name in written, f"{step.name} reads {name} before it is written"
             assert program.roots[name] not in dropped, f"{step.name} reads {name} after it was dropped"

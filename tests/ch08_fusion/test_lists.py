@@ -48,6 +48,20 @@ def test_strides_are_parameters_and_contiguity_is_not():
         assert factors == [1, 2]
 
 
+def test_a_list_knows_the_memory_of_which_it_writes_parts():
+    def sums(*xs):
+        return [torch.stack([x.sum() for x in xs])]
+    shapes = [(n + 9, 5) for n in range(20)]
+    assert lists(check(sums, tensors(shapes)))                  # `verify_schedule` looks
+
+    gradients = []
+    for f in (sums, minicompile.compile(sums)):
+        weights = [x.requires_grad_() for x in tensors(shapes)]
+        f(*weights)[0].sum().backward()
+        gradients.append([w.grad for w in weights])
+    torch.testing.assert_close(*gradients)
+
+
 def test_dependent_loops_are_no_pieces_of_one_list():
     def chain(*xs):
         out = []
