@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-RUNGS = ("cpp", "cpp", "cpp", "triton", "loops", "decomposed", "aot_eager", "eager")
+RUNGS = ("cpp", "default", "cpp", "default", "triton", "loops", "decomposed", "aot_eager", "eager")
 MODELS = ("plain/*", "hf/bert,hf/gpt2,hf/llama,hf/t5,hf/mamba", "timm/resnet18,timm/vit_tiny*,timm/mobilenetv3*,timm/levit*",
           "hf/funnel,hf/longformer,hf/whisper,hf/swin", "torchvision/mobilenet_v3_small,torchvision/squeezenet*,torchvision/googlenet")
 WARM = 100                    # functions before memory is looked at; with fewer it is not judged

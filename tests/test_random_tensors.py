@@ -17,7 +17,7 @@ from minicompile.ch05_autograd.rules import views as undone
 from minicompile.ch08_fusion import legality
 
 FOUND = sorted((pathlib.Path(__file__).parent / "programs" / "found").glob("tensors_*.py"))
-RUNGS = ["eager", "aot_eager", "decomposed", "loops", "cpp"]
+RUNGS = ["eager", "aot_eager", "decomposed", "loops", "cpp", "default"]
 PER_TEST = 6
 
 pytestmark = [pytest.mark.usefixtures("fresh"), pytest.mark.filterwarnings("ignore")]

@@ -169,8 +169,8 @@ def make_list(groups: list[list[Shape]], program: Program, number: int) -> Kerne
     name = f"{first.name.rpartition('_')[0]}_list_{number}"
     return KernelList(
         name, first.device, (), (), [l for k in kernels for l in k.loops], frozenset().union(*(k.local for k in kernels)),
-        {n: b for k in kernels for n, b in k.buffers.items()} | {root: program.buffers[root] for root in memory}, inputs, outputs, known, origins,
-        [f"a list of {len(kernels)} loops of {len(groups)} kinds", *notes], roots=roots, bodies=bodies, pieces=pieces)
+        {n: b for k in kernels for n, b in k.buffers.items()} | {root: program.buffers[root] for root in memory}, inputs, outputs, known,
+        origins, [f"a list of {len(kernels)} loops of {len(groups)} kinds", *notes], roots=roots, bodies=bodies, pieces=pieces)
 
 # %% [markdown]
 # ## Which kernels, in which order

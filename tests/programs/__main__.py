@@ -46,7 +46,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--kind", choices=KINDS, default="python")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the tensors")
-    parser.add_argument("--backend", help="the rung; of tensor programs cpp or triton, unless told")
+    parser.add_argument("--backend", help="the rung; of tensor programs default or triton, unless told")
     parser.add_argument("--cuts", type=int, default=0, metavar="PERMILLE", help="of the instructions end the graph (see cuts.py)")
     parser.add_argument("--seconds", type=float, default=1e9, help="no new program after so many")
     parser.add_argument("--record", help="add the counts to this JSON file")

@@ -27,9 +27,9 @@ KINDS = {"python": generate.program, "tensors": tensors.program, "training": tra
 def backend_of(seed: int, kind: str, device: str) -> str:
     """The rung for a seed where none was asked for."""
     if kind.startswith("tensors"):
-        return "triton" if device == "cuda" else "cpp"
+        return "triton" if device == "cuda" else "default"
     if kind in ("training", "derivatives"):
-        return ["eager", "aot_eager", "cpp"][seed % 3]
+        return ["eager", "aot_eager", "cpp", "default"][seed % 4]
     return "aot_eager" if seed % 10 == 9 else "eager"
 
 
