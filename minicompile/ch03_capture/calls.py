@@ -283,11 +283,16 @@ def is_refused_module(name: str) -> bool:
 # it. If it computes the same from the same arguments and changes nothing, as all of `math` does, it is
 # called now, on constants (`fold`). With a number that varies among its arguments it becomes a node of the graph, if it
 # is one of those that symbolic floats have, or the entry calls it (`varying.py`). If it is a method of an object that the
-# trace knows, the tables of methods have it. Otherwise the graph ends: nobody can say what it would do.
+# trace knows, the tables of methods have it. Which subclasses a class has is asked, and asked again in each call. Otherwise the graph
+# ends: nobody can say what it would do.
 
 # %%
 PURE_MODULES = frozenset(("math", "cmath", "_struct", "unicodedata", "_string"))
 PURE_CLASSES = (dict, int, float, bytes, str)
+
+
+def subclasses(cls: type) -> tuple:
+    return (*type.__subclasses__(cls),)
 
 
 @REAL_CALLS.of(types.BuiltinFunctionType)
@@ -297,6 +302,8 @@ def call_builtin(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     if isinstance(owner, types.ModuleType):
         pure = module_name(vars(owner)) in PURE_MODULES
     elif isinstance(owner, type):
+        if real.__name__ == "__subclasses__" and not args and not any(owner in cls.__mro__ for cls in tx.classes.made):
+            return ListVal([wrap(tx, cls, constant_source(tx, cls)) for cls in answer(tx, subclasses, owner)])
         pure = owner in PURE_CLASSES
     elif id(owner) in tx.objects.tracked:
         return call_method(tx, tx.objects.tracked[id(owner)], real.__name__, args, kwargs)

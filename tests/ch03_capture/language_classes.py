@@ -1995,3 +1995,32 @@ class HasDerivedMethods:
 def methods_of_derived_classes_of_methods(x):
     cls, made = HasDerivedMethods, HasDerivedMethods()
     return [(at.ten(x), at.own(x), at.both, at.static(x), at.of_class(x)) for at in (cls, made)]
+
+
+class Backend:
+    name = None
+
+
+class Slow(Backend):
+    name = "slow"
+
+
+class Quick(Slow):
+    name = "quick"
+
+
+@program
+def subclasses_are_found(x):
+    found, rest = [], Backend.__subclasses__()
+    while rest:
+        cls = rest.pop()
+        rest += cls.__subclasses__()
+        found.append(cls.name)
+    return x + len(found), found, next(cls() for cls in Slow.__subclasses__()).name
+
+
+@program(breaks=True)
+def a_subclass_made_on_the_way(x):
+    class Another(Quick):
+        pass
+    return x + len(Quick.__subclasses__()[-1:]), Quick.__subclasses__()[-1] is Another
