@@ -1,8 +1,8 @@
 """`make soak MINUTES=30`: everything that looks for differences by itself, for a given time, each time on other seeds.
 
-Random programs of Python, of tensors, of training steps and of derivatives of derivatives, programs of the language each in a process of
-its own, objects that live shortly, small models of the zoo, and fresh functions that threads compile, call and drop while the process
-must not grow. A line per part and round; one verdict; the exit status is 1 after any difference, crash or growth."""
+Random programs of Python, of tensors, of expressions, of training steps and of derivatives of derivatives, programs of the language
+each in a process of its own, objects that live shortly, small models of the zoo, and fresh functions that threads compile, call and drop
+while the process must not grow. A line per part and round; one verdict; the exit status is 1 after any difference, crash or growth."""
 from __future__ import annotations
 
 import argparse
@@ -82,6 +82,10 @@ def tensor_programs(seconds, seed, jobs, number) -> Found:
     return programs("tensors", RUNGS[number % len(RUNGS)], seconds, seed, jobs)
 
 
+def expressions(seconds, seed, jobs, number) -> Found:
+    return programs("expressions", "triton" if number % 4 == 3 else "cpp", seconds, seed, jobs)
+
+
 def training_steps(seconds, seed, jobs, number) -> Found:
     return programs("training", None, seconds, seed, jobs, number)
 
@@ -149,8 +153,8 @@ def programs_alone(seconds, seed, jobs, number) -> Found:
     return Found(f"{len(ran)} programs of the language alone, {len(bad)} fail", "\n".join(bad) if ran else tail(listed) or "none ran")
 
 
-PARTS = {python_programs: 0.2, tensor_programs: 0.25, training_steps: 0.1, second_derivatives: 0.1, programs_alone: 0.1, threads: 0.1,
-         short_lived: 0.1, dictionaries: 0.1, zoo: 0.25}                                                         # shares of a round
+PARTS = {python_programs: 0.2, tensor_programs: 0.25, expressions: 0.1, training_steps: 0.1, second_derivatives: 0.1, programs_alone: 0.1,
+         threads: 0.1, short_lived: 0.1, dictionaries: 0.1, zoo: 0.25}                                   # shares of a round
 
 
 # ---- threads, in the child ---------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Random programs, plain and compiled: `python -m tests.programs --count 20000 --jobs 2`, `python -m tests.programs --seed 17`;
 `--kind tensors` for programs of tensors only, on every rung (`--backend`) and device (`--kind tensors/scatters`: most statements of one
-family); `--kind training` for whole training steps, `--kind derivatives` for derivatives of derivatives. `--cuts 50` ends graphs at so many
-of a thousand instructions as well, wherever they are.
+family), `--kind expressions` for dozens of small expressions in each; `--kind training` for whole training steps, `--kind derivatives` for
+derivatives of derivatives. `--cuts 50` ends graphs at so many of a thousand instructions as well, wherever they are.
 
 Each difference is reduced to a small program and printed, as a module that can be run by `--file`."""
 from __future__ import annotations
@@ -19,7 +19,7 @@ from minicompile.bench.run import environment
 
 from .compare import check
 from .cuts import mark
-from .run import KINDS, backend_of, job, setup
+from .run import KINDS, backend_of, job, setup, takes_device
 
 
 def record(path: str, options, features, failures, seconds: float) -> None:
@@ -61,7 +61,7 @@ def main():
         return int(found is not None)
     if options.seed is not None:
         if options.show:
-            text = KINDS[options.kind](options.seed, *([options.device] if options.kind.startswith("tensors") else []))
+            text = KINDS[options.kind](options.seed, *([options.device] if takes_device(options.kind) else []))
             print(mark(text, options.seed, options.cuts))
         options.first, options.count = options.seed, 1
     start, last = time.time(), options.first + options.count

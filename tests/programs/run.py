@@ -14,20 +14,25 @@ import torch
 import minicompile
 from minicompile.tools import apart
 
-from . import derivatives, generate, tensors, training
+from . import derivatives, expressions, generate, tensors, training
 from .compare import OUTSIDE, REFUSED, check
 from .cuts import mark
 from .reduce import reduce
 
 KINDS = {"python": generate.program, "tensors": tensors.program, "training": training.program,
-         "derivatives": derivatives.program,
+         "derivatives": derivatives.program, "expressions": expressions.program,
          **{f"tensors/{name}": functools.partial(tensors.program, favourite=name) for name in tensors.FAMILIES}}
+
+
+def takes_device(kind: str) -> bool:
+    """Whether programs of this kind are written for a device."""
+    return kind.startswith(("tensors", "expressions"))
 
 
 def backend_of(seed: int, kind: str, device: str) -> str:
     """The rung for a seed where none was asked for."""
-    if kind.startswith("tensors"):
-        return "triton" if device == "cuda" else "default"
+    if takes_device(kind):                                  # of expressions, the printed kernels are looked at
+        return "triton" if device == "cuda" else "default" if kind.startswith("tensors") else "cpp"
     if kind in ("training", "derivatives"):
         return ["eager", "aot_eager", "cpp", "default"][seed % 4]
     return "aot_eager" if seed % 10 == 9 else "eager"
@@ -40,6 +45,7 @@ def setup():
         torch.backends.cudnn.deterministic = True
     minicompile.config.raise_on_internal_error = minicompile.config.check_passes = True
     logging.disable(logging.CRITICAL)
+    warnings.filterwarnings("ignore", category=SyntaxWarning)        # of what reducing makes, such as a call of 1
 
 
 def refuses_values(text: str, words: tuple[str, ...]) -> bool:
@@ -89,7 +95,7 @@ def run_seeds(args):
         if time.time() > deadline:
             break
         statistics, used = {}, backend or backend_of(seed, kind, device)
-        text = KINDS[kind](seed, device) if kind.startswith("tensors") else KINDS[kind](seed)
+        text = KINDS[kind](seed, device) if takes_device(kind) else KINDS[kind](seed)
         text = mark(text, seed, *permille)
         os.write(2, f"seed {seed}\n".encode())
         kernels = OUTSIDE if device == "cuda" else REFUSED if used == "triton" else ()        # an interpreted one divides by zero
