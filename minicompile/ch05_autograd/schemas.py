@@ -4,8 +4,8 @@
 # PyTorch's operator schemas state which arguments are written and which results are views of which
 # arguments: `add_(Tensor(a!) self, ...) -> Tensor(a!)`, `select(Tensor(a) self, int dim, int index) ->
 # Tensor(a)`. So the functional counterpart of an operator need not be listed. Its name is the name without
-# the underscore, or without the `out` overload, or with `_functional` appended; its arguments have the same
-# names; and it returns what the original returns followed by the new contents of each argument that was
+# the underscore, or without the `out` overload, or with `_functional` appended, and of `__ilshift__` without the `i`; its arguments
+# have the same names; and it returns what the original returns followed by the new contents of each argument that was
 # written.
 #
 # So `add_.Tensor` has `add.Tensor`, which takes the same three arguments and returns the new contents of `self`. `add.out` has
@@ -49,7 +49,7 @@ def functional_counterpart(op):
     ops = getattr(torch.ops, namespace)
     wanted = signature(op)
     stem = name.removesuffix("_")
-    for candidate in (name if len(wanted) < len(op._schema.arguments) else stem, f"{stem}_functional"):
+    for candidate in (name if len(wanted) < len(op._schema.arguments) else stem, f"{stem}_functional", name.replace("__i", "__")):
         packet = getattr(ops, candidate, None)
         if packet is None:
             continue

@@ -112,6 +112,19 @@ def test_memory_of_results_where_nothing_is_to_be_done(layout):
     assert compared.questions > 90 and not compared.differences, compared.differences
 
 
+def test_shifts_of_and_by_bools_and_in_place_are_in_the_graph():
+    """PyTorch's meta kernels refuse a bool, where its kernels do not."""
+    def f(n, b, m):
+        m <<= b
+        m >>= 1
+        return n << b, n >> b, b << n, b >> n, b << 2, n << b[0], n << True, m
+    args = torch.arange(-2, 4, dtype=torch.int8), torch.tensor([True, False] * 3), torch.arange(6)
+    for backend in ("eager", "aot_eager", "cpp"):
+        given = *args[:2], args[2].clone()
+        for got, want in zip(minicompile.compile(f, backend=backend, fullgraph=True)(*given), f(*args[:2], args[2].clone()), strict=True):
+            assert got.dtype is want.dtype and got.tolist() == want.tolist()
+
+
 def test_a_fake_that_returns_its_operand_is_a_copy():
     """As a function for fakes is often written, for a kernel that must not return its operand."""
     @torch.library.custom_op("mc_promises::same", mutates_args=())

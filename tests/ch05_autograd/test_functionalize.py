@@ -46,7 +46,8 @@ def agree(fn, *inputs):
     (aten.add_.Tensor, aten.add.Tensor), (aten.relu_.default, aten.relu.default), (aten.pow_.Scalar, aten.pow.Tensor_Scalar),
     (aten.bernoulli_.float, aten.bernoulli.p), (aten.normal_.default, aten.normal_functional.default),
     (aten.add.out, aten.add.Tensor), (aten._foreach_add_.List, aten._foreach_add.List), (aten.zero_.default, aten.zero.default),
-    (aten._fused_adamw_.default, aten._fused_adamw.default), (aten.index_put_.default, aten.index_put.default)])
+    (aten._fused_adamw_.default, aten._fused_adamw.default), (aten.index_put_.default, aten.index_put.default),
+    (aten.__ilshift__.Scalar, aten.__lshift__.Scalar), (aten.__irshift__.Tensor, aten.__rshift__.Tensor)])
 def test_counterparts_come_from_schemas(inplace, expected):
     assert functional_counterpart(inplace) is expected
 

@@ -76,8 +76,8 @@ FLOATS_ARE_DATA = set(named(
 
 # %% [markdown]
 # Where PyTorch has no meta kernel for an operator, or none for all of its forms, its results are derived here: fused optimizers
-# (none is there with the learning rate in a tensor), what some distributions draw and its gradient, the loss of CTC, rounding as to a
-# quantised tensor, and copies of views that could not be views.
+# (none is there with the learning rate in a tensor), `x << y` and `x >> y` (none is there with a bool, which kernels take), what some
+# distributions draw and its gradient, the loss of CTC, rounding as to a quantised tensor, and copies of views that could not be views.
 
 # %%
 FUSED = {getattr(packet, kind) for name in ("adam", "adamw", "sgd") for form in ("", "_")
@@ -125,7 +125,9 @@ WITHOUT_META = {aten._ctc_loss.default: _ctc_loss,
                 aten.cudnn_grid_sampler.default: lambda x, grid: x.new_empty(*x.shape[:2], *grid.shape[1:3]),
                 aten.cudnn_grid_sampler_backward.default: lambda x, grid, grad: (torch.empty_like(x), torch.empty_like(grid)),
                 aten._ctc_loss_backward.default: lambda grad, log_probs, *_: torch.empty_like(
-                    log_probs, memory_format=torch.contiguous_format)}
+                    log_probs, memory_format=torch.contiguous_format),
+                **{getattr(getattr(aten, f"__{i}{side[0]}shift__"), kind): getattr(torch.Tensor, f"bitwise_{side}_shift{'_' * len(i)}")
+                   for side in ("left", "right") for i in ("", "i") for kind in ("Tensor", "Scalar")}}
 
 # %% [markdown]
 # The last lists are about views. `x.t_()` writes no data: the tensor object becomes a view of what it was, and `IN_PLACE_VIEWS` names that
