@@ -5,6 +5,7 @@ the arguments, the module's globals. A tensor is photographed with its metadata,
 object that is met again is recorded as "the one met before", so that aliasing is compared, too."""
 from __future__ import annotations
 
+import ast
 import collections
 import contextlib
 import enum
@@ -378,6 +379,8 @@ def compare(text, backend, statistics, settings):
     graphs, reasons, problems = [], [], []
     minicompile.reset()
     original = frames.compile_frame
+    if backend not in ("eager", "aot_eager", "decomposed") and (options := re.search("^OPTIONS = ({.+})", text, re.M)):
+        settings = {"options": ast.literal_eval(options[1]), **settings}        # that begin to matter where there are loops
     compiler = functools.partial(minicompile.compile, backend=backend, **settings)
 
     def compile_frame(state, function, args):

@@ -9,7 +9,7 @@ All operators here are exactly rounded, and what eager leaves open is kept out o
 last bit (`EXACT`; `compare.py`). What is kept out: a conversion to an integer that does not hold the number, a divisor 0, or -1 below
 the least integer, which ends a process; the sign of a NaN; the sign of the zero that is the larger of two; `sqrt`, which eager's vectors
 do not round exactly on a CPU; and halves that were computed and not rounded yet, except as operands of what a compiler has to round
-for. A tree is written by running it, so eager says which operators a dtype has."""
+for; some programs ask for rounding everywhere (`OPTIONS`). A tree is written by running it, so eager says which operators a dtype has."""
 from __future__ import annotations
 
 import random
@@ -29,6 +29,7 @@ COLUMNS = [1, 3, 7, 8, 15, 16, 17, 31, 32, 33, 47, 64, 100]
 HEAD = '''import torch
 DEVICE = {device!r}
 EXACT = True
+OPTIONS = {options!r}
 
 def inside(x, low, high, other):
     return torch.where((x > low) & (x < high), x, other)
@@ -108,7 +109,7 @@ forms("int", 0.7, "moves", "({d} // {by})", "({d} % {by})", "torch.div({d}, {by}
       "torch.where({b}, {d}, {c})", "torch.where({b}, {c}, {d})", "{d}.masked_fill({b}, {c})", "({d} + {b})", "({d} * {b})", "({b} - {d})")
 forms("int", 0.4, "moves", "({d} << ({d} & {k}))", "({d} >> ({d} & {k}))", "({d} << {d})", "({d} >> {d})", "({d} // {c})", "({d} % {c})",
       "torch.div({d}, {c}, rounding_mode='trunc')", "torch.fmod({d}, {c})", "({d} & {c})", "({d} | {c})", "({d} ^ {c})", "{d}.square()",
-      "({d} ** 3)", "torch.sub({d}, {d}, alpha=3)", "torch.add({d}, {d}, alpha=-2)", "torch.clamp(min={d}, max={c}, input={d})",
+      "({d} ** 3)", "torch.sub({d}, {d}, alpha=3)", "torch.add({d}, {d}, alpha=-2)",
       "torch.bitwise_not({d})", "torch.clamp({d}, max={d})", "torch.relu({d})", "bits")
 forms("float", 1.2, "rounds", "({d} + {d})", "({d} - {d})", "({d} * {d})", "({d} / {z})", "({d} + {c})", "({d} * {c})", "({c} - {d})")
 forms("float", 1.0, "moves", "(-{d})", "convert", "convert", "torch.where({b}, {d}, {d})", "{d}.nan_to_num({c})")
@@ -122,8 +123,12 @@ forms("float", 0.3, "sharp unsigned", "{d}.sign()")
 forms("float", 0.3, "rounds", "torch.fmod({d}, {d})", "torch.remainder({d}, {d})", "({d} // {z})", "{d}.square()",
       "torch.div({d}, {z}, rounding_mode='trunc')", "{d}.frac()", "{z}.reciprocal()", "({d} % {c})", "torch.fmod({d}, {c})")
 forms("float", 0.3, "moves", "torch.copysign({d}, {s})", "torch.copysign({d}, {c})")
+forms("float", 0.2, "rounds", "({i} / {i})", "({i} * {c})", "({i} - {c})", "torch.where({b}, {i}, {x})")
+forms("int float", 0.2, "moves unsigned", "{d}.amax({dim}, keepdim=True)", "{d}.amin({dim}, keepdim=True)", "{d}.flip({dim})",
+      "{d}[..., :1]")
+forms("int", 0.2, "moves", "{i}.sum({dim}, keepdim=True)", "{b}.sum({dim}, keepdim=True)", "{a}.argmax({dim}, keepdim=True)")
+forms("bool", 0.1, "sharp", "{b}.any({dim}, keepdim=True)", "{a}.all({dim}, keepdim=True)")
 
-CONVERSIONS = ["{e}.to({t})"]
 NARROWING = ["inside({x}, {low}, {high}, {c}).to({t})", "{x}.clamp({least}, {most}).nan_to_num({c}).to({t})",
              "{x}.nan_to_num({c}, {most}, {least}).clamp({least}, {most}).to({t})", "inside({x}.round(), {low}, {high}, {c}).to({t})"]
 REDUCTIONS = ["{a}.amax({dim})", "{a}.amin({dim})", "{a}.argmax({dim})", "{a}.argmin({dim})", "{a}.any({dim})", "{a}.all({dim})",
@@ -154,8 +159,8 @@ def limits(source: torch.dtype, target: torch.dtype) -> dict:
 class Writer:
     def __init__(self, seed: int):
         self.rng = random.Random(seed)
+        self.casts = self.rng.random() < 0.3        # a compiler rounds halves wherever eager does
         self.space: dict = {}
-        exec(HEAD.format(device="cpu"), self.space)
         self.leaves: dict = {}          # dtype -> nodes of inputs
         self.known: dict = {}           # dtype -> nodes that were written before
 
@@ -223,7 +228,7 @@ class Writer:
         operands = []
         for letter, share in zip(letters, shares):
             node = self.operand(letter, dtype, other, int(budget * share / sum(shares) + rng.random() * 0.9))
-            operands.append(node if node.rounded or "rounds" not in effect else self.rounded(node))
+            operands.append(node if node.rounded or "rounds" not in effect or self.casts else self.rounded(node))
         exact, text, places = True, form, iter(range(len(operands)))
         for hole in holes:
             if hole in letters:
@@ -231,6 +236,8 @@ class Writer:
             elif hole == "c":
                 put = self.number(dtype if "{d}" in form or not operands else operands[0].value.dtype, form)
                 exact = exact and put not in INEXACT
+            elif hole == "dim":
+                put = rng.choice(["0", "-1"])
             else:
                 put = str(rng.choice([0, 1, 2, 3, 7, 8, 15, 16, 31, 63]))
             text = text.replace("{" + hole + "}", put, 1)
@@ -239,7 +246,7 @@ class Writer:
         rounded = "sharp" in effect or "moves" in effect and exact and all(n.rounded for n in halves)
         signed = "unsigned" not in effect and all(n.signed for n in operands)
         node = self.made(text, operands, rounded, signed)
-        if node.value.dtype in HALVES and any(
+        if node.value.dtype in HALVES and not self.casts and any(
                 n.value.dtype is not node.value.dtype and n.value.dtype not in IN_HALVES and n.value.dtype in INTEGERS for n in operands):
             raise Refused                                   # eager rounds these operands
         if node.value.dtype not in HALVES:
@@ -296,6 +303,12 @@ class Writer:
         return self.tree(rng.choice(dtypes), budget)
 
 
+def turned(rng, size: str) -> str:
+    """How some matrices lie in memory."""
+    forms = ".t().contiguous().t()", ".flip(0)", ".repeat(1, 2)[:, ::2]", ".repeat(1, 2)[:, 1::2]"
+    return rng.choice(forms) if size == "R, C" and rng.random() < 0.25 else ""
+
+
 def program(seed: int, device: str = "cpu") -> str:
     """The text of a module with `entry`, `inputs` and `drive`."""
     with warnings.catch_warnings():
@@ -309,9 +322,10 @@ def _program(w: Writer, device: str) -> str:
     given = [(dtype, "R, C") for dtype in dtypes] + [(rng.choice(dtypes), "R, C")]
     given += [(rng.choice(dtypes), rng.choice(["C", "R, 1", "1, C", ""])) for _ in range(rng.choice([0, 1, 2]))]
     names = [f"x{i}" for i in range(len(given))]
-    made = "".join(f"    {name} = values({', '.join(filter(None, [str(dtype), size]))})\n" for name, (dtype, size) in zip(names, given))
+    made = "".join(f"    {name} = values({', '.join(filter(None, [str(dtype), size]))}){turned(rng, size)}\n"
+                   for name, (dtype, size) in zip(names, given))
     head = HEAD + made + f"    return ({', '.join(names)},)\n"
-    exec(head.format(device="cpu"), w.space)
+    exec(head.format(device="cpu", options={}), w.space)
     R, C = rng.choice([1, 2, 3, 5, 9]), rng.choice(COLUMNS)
     for name, value in zip(names, w.space["inputs"](0, R, C)):
         w.leaves.setdefault(value.dtype, []).append(Node(name, value))
@@ -319,6 +333,7 @@ def _program(w: Writer, device: str) -> str:
     calls = [(seed, R, C) for seed in range(3)]
     calls += [(3, R + 2, C + 1)] * (rng.random() < 0.2)
     body = "".join(f"        {text},\n" for text in results)
-    return (head.format(device=device) + f"\ndef entry({', '.join(names)}):\n    return (\n{body}    )\n\n"
+    options = {"emulate_precision_casts": True} if w.casts else {}
+    return (head.format(device=device, options=options) + f"\ndef entry({', '.join(names)}):\n    return (\n{body}    )\n\n"
             f"def drive(compile_, call):\n    fast = compile_(entry)\n    for seed, R, C in {calls}:\n"
             f"        call(fast, *inputs(seed, R, C))\n")
