@@ -34,7 +34,7 @@ from . import guards as g, sources, torch_guards
 from .identity import strongly
 from .memory import counters_agree
 from .sources import CallSource, ComputedSource, ConstantSource, GlobalsSource, GlobalStateSource, LocalSource, Source, parameter_name
-from .stable import ENOUGH, Scope, further_place, is_usual, make_memo, place, refresh, unchanged, varying_attributes
+from .stable import ENOUGH, Scope, further_place, is_usual, made_for_the_call, make_memo, place, refresh, unchanged, varying_attributes
 
 FREE = (LocalSource, ConstantSource, GlobalsSource)      # reading one is as cheap as reading a variable
 
@@ -308,9 +308,9 @@ def parted(guards, belongs) -> tuple[list, list]:
 # %%
 def check_text(guards, inputs, written) -> CheckText:
     guards, result = list(guards), CheckText()
-    varying = varying_attributes(guards, written)
-    scope, first, second = Scope(place, varying), {}, {}
-    beyond = Scope(further_place, varying, scope)
+    varying, loose = varying_attributes(guards, written), made_for_the_call(guards)
+    scope, first, second = Scope(place, varying, loose), {}, {}
+    beyond = Scope(further_place, varying, loose, scope)
     groups = group_guards(guards, scope, beyond)
     memos = ((scope, "__w", first), (beyond, "__u", second))[:2 if groups.further else 1]
 

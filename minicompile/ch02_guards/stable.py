@@ -26,6 +26,7 @@
 # (torch.compile does the same for modules, with its dictionary tags, inside a C++ tree of guard managers.)
 
 # %%
+import collections
 import ctypes
 import functools
 import itertools
@@ -240,15 +241,21 @@ def attribute(source: Source) -> tuple:
 @dataclass(eq=False)
 class Scope:
     """The guards for which one memo can vouch. place: where a source is held; varying: attributes, as `attribute` gives them, that
-    every call finds written; before: the scope of the memo that is asked first."""
+    every call finds written; loose: what every call may make anew, so that nothing is held by it; before: the scope of the memo that
+    is asked first."""
     place: Callable
     varying: frozenset = frozenset()
+    loose: frozenset = frozenset()
     before: "Scope | None" = None
     known: dict = field(default_factory=dict)
     starts: dict = field(default_factory=dict)
 
     def __post_init__(self):
-        self.place = functools.cache(self.place)             # many guards are about one thing
+        self.place = functools.cache(functools.partial(self.held_fast, self.place))             # many guards are about one thing
+
+    def held_fast(self, place, source: Source) -> tuple | None:
+        found = place(source)
+        return None if found is None or found[1] in self.loose else found
 
     def is_stable(self, source: Source) -> bool:
         """Whether `source` is a chain of places from a root that no other such chain leads to."""
@@ -428,6 +435,39 @@ def varying_attributes(guards, written) -> frozenset:
     numbers = (guard.source for guard in guards
                if guard.kind == "TYPE_MATCH" and strongly(guard.expected) in (int, float, str, bytes))
     return frozenset(written).union(attribute(source) for source in numbers if further_place(source) is not None)
+
+
+# %% [markdown]
+# ## Objects that are made for the call
+#
+# `model(batch)` may be given another object each time, of which the function calls a method: `batch.tokens()` asks whether the
+# object has an attribute of that name in its own `__dict__`. With `batch` as a root, no memo would ever vouch for the model. So a few
+# guards about an argument that is no module, and about objects in it, are left to Python; a module that lies there is a root of its own.
+# Where there are many, as of an object with a configuration, it is likely to be the same one.
+
+# %%
+def made_for_the_call(guards) -> frozenset:
+    """Arguments that are no modules and have few guards, and the objects in these on the way to what guards look at."""
+    modules = {guard.source for guard in guards if guard.kind == "MODULE_STRUCTURE"}
+    through, counts = {}, collections.Counter()
+
+    @functools.cache
+    def way_to(source: Source) -> tuple[list, bool]:
+        """What holds it, from the argument or global to the first module; whether there is one."""
+        found = place(source)
+        above = source.parts()[0] if found is None else found[1]
+        holders, ends = ([], False) if above is None else way_to(above)
+        ends = ends or above in modules
+        return holders if ends or above is None else [*holders, above], ends
+
+    for guard in guards:
+        looks = [(HELD, guard.source)] if guard.source in modules else GUARD_KINDS[guard.kind].looks(guard) or ()
+        for what, at in looks:
+            holders, ends = ([], True) if what == WATCHED else way_to(at)
+            if holders and type(holders[0]) is LocalSource:
+                through.setdefault(holders[0], set()).update(holders)
+                counts[holders[0]] += not ends
+    return frozenset().union(*(holders for argument, holders in through.items() if counts[argument] < ENOUGH))
 
 
 # %% [markdown]

@@ -288,6 +288,52 @@ def test_a_training_step_checks_nothing_twice(monkeypatch):
     assert full and not any(map(torch.equal, before, net.parameters()))
 
 
+class Lengths:
+    def __init__(self, *lengths):
+        self.lengths = lengths
+
+    def total(self):
+        return sum(self.lengths)
+
+
+class Batch:
+    def __init__(self, x, *lengths):
+        self.x, self.lengths, self.model = x, Lengths(*lengths), LINEAR
+
+    def tokens(self):
+        return self.x * self.lengths.total()
+
+
+LINEAR = nn.Linear(2, 2)
+
+
+@needs_memo
+@pytest.mark.parametrize("program", [lambda net, batch: net(batch.tokens()), lambda net, batch: batch.model(batch.tokens()),
+                                     lambda net, batch: net(getattr(batch, "y", batch.x) if hasattr(batch, "total") else batch.x)])
+def test_an_argument_that_is_made_for_the_call_leaves_the_model_its_memo(program, monkeypatch):
+    full = []
+
+    def refresh(memo, *rest):
+        full.append(memo)
+        return stable.refresh(memo, *rest)
+    hook.skip_code(refresh.__code__)
+    monkeypatch.setattr(codegen, "refresh", refresh)
+    run = agrees(program)
+    for i in range(6):
+        if i == 3:
+            full.clear()
+        run(LINEAR, Batch(X + i, 1, 2))
+    assert full == []
+    batch = Batch(X, 1, 2)
+    batch.tokens, batch.total, batch.y = lambda: X * 7, 1, X * 5
+    run(LINEAR, batch)
+    batch.lengths.total = lambda: 9
+    del batch.tokens
+    run(LINEAR, batch)
+    batch.model = nn.ReLU()
+    run(LINEAR, batch)
+
+
 class Registry(dict):
     """A dict with a method of its own, as transformers keeps what its models record."""
     def __setitem__(self, key, value):
