@@ -419,7 +419,7 @@ def same(tx, a, b) -> bool:
 
 
 # An array answers with an array, and a NaN is not equal to itself
-NEED_NOT_EQUAL_THEMSELVES = (numpy.ndarray, decimal.Decimal, array.array, memoryview)
+NEED_NOT_EQUAL_THEMSELVES = (float, complex, numpy.ndarray, decimal.Decimal, array.array, memoryview)
 
 
 def same_dict(tx, a, b) -> bool:

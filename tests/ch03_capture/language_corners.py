@@ -1196,3 +1196,16 @@ LONG = 10 ** 5000                    # Python writes no such number in decimal d
 def numbers_of_many_digits(x):
     made = 10 ** 5000
     return x + 1, made, LONG, made == LONG, LONG % 7, {LONG: 1}[made], [made].count(LONG), -LONG
+
+
+class Degrees(float):
+    pass
+
+
+class Phasor(complex):
+    pass
+
+
+@program(breaks=True, args=lambda: (Degrees("nan"), Phasor("nan")))
+def nans_of_classes_of_ones_own(x, a, b):
+    return x + 1, a == a, a != a, b == b, b != b, a in [a], Degrees("nan") == 1
