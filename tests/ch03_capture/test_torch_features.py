@@ -1032,6 +1032,14 @@ def device_context():
 
 
 @feature
+def device_of_a_cpu_with_an_index():
+    def f(x):
+        made = torch.ones(2, device="cpu:0"), x.to("cpu:0", torch.float64), x.new_zeros(1, device=torch.device("cpu", 0))
+        return x + 1, [t.device for t in made], torch.device("cpu:0"), made[0].device == x.device
+    return f, (rand(3),)
+
+
+@feature
 def device_context_meta():
     def f(x):
         with torch.device("meta") as d:
