@@ -124,7 +124,7 @@ def key_of(tx, value: AbstractValue, among=()):
         return stand_for(tx, native_new(value.cls)(value.cls, parts), value) if parts else ()
     if type(value) in (ObjVal, TensorVal) and value.real is not None:
         captures[-1].told_apart.add(value.cls)
-        return key_of_real(tx, value.real)
+        return key_of_real(tx, value.real, value.source)
     if type(value) is SetVal and value.cls is frozenset:
         return stand_for(tx, frozenset(value.keys), value)
     if type(value) in (TensorVal, FuncVal) or type(value) is ObjVal and hashes_by_identity(value.cls):
