@@ -236,9 +236,10 @@ SIZES = functions_of(lambda x, _: x.view(np.prod(x.shape[:-1]), -1), lambda x, _
                      lambda x, _: x[:int(np.ceil(x.shape[0] / 2))] / np.sqrt(len(x)), lambda x, _: x[:np.floor(len(x) / 2).astype(int)],
                      lambda x, _: x.reshape(np.shape(x)[0], -1) * np.ndim(x), lambda x, _: f"{x.shape} {np.prod(x.shape)}",
                      lambda x, _: np.prod(x.shape, dtype=np.float32) + np.sum(list(x.shape)))
-ARITHMETIC = functions_of(lambda x, s: (s // 2, s % 2, -s, abs(s), s * s, 2 ** s, 1 / s, x * (s * 2 - 1)),
+ASKED = lambda x, s: (s.dtype, s.shape, s.ndim, s.size, s.nbytes, x.double() if s.dtype == np.int64 else x + 1)
+ARITHMETIC = functions_of(lambda x, s: (s // 2, s % 2, -s, abs(s), s * s, 2 ** s, 1 / s, x * (s * 2 - 1)), ASKED,
                           of=lambda i: np.float64(1.5 + i / 4))
-INTEGERS = functions_of(lambda x, s: (s // 2, -s, abs(s), s * s, s << 1, 1 / s, s * 0.5, x * (s * 2)), of=lambda i: np.int64(5 + i))
+INTEGERS = functions_of(lambda x, s: (s // 2, -s, abs(s), s * s, s << 1, 1 / s, s * 0.5, x * (s * 2)), ASKED, of=lambda i: np.int64(5 + i))
 
 
 def overflow():

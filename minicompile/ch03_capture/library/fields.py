@@ -250,17 +250,20 @@ def cell_attribute(tx, value, name):
 
 # %% [markdown]
 # A symbolic number is its own real part, and an integer its own `__index__`. `item()` of a scalar of NumPy is the same number as one of
-# Python. The other attributes but `__class__` (`functools.singledispatch` asks for it) are those of the present number, which is guarded
-# then.
+# Python, and its `dtype` that of any of its class. The other attributes but `__class__` (`functools.singledispatch` asks for it) are those
+# of the present number, which is guarded then.
 
 # %%
 ITSELF = ("conjugate", "__index__", "__int__", "__trunc__", "__floor__", "__ceil__", "__pos__")          # methods of an integer
+OF_EACH_SCALAR = ("dtype", "shape", "ndim", "size", "itemsize", "nbytes", "strides")
 
 
 @GETATTR.of(SymVal)
 def number_attribute(tx, value, name):
     if name == "item" and value.scalar is not None:
         return BuiltinVal(name=name, call=lambda tx, args, kwargs: scalar_of(value, None))
+    if name in OF_EACH_SCALAR and value.scalar is not None:
+        return wrap(tx, getattr(value.scalar(), name))
     if name == "real" and value.scalar is None or name == "numerator" and value.cls is int:
         return value
     if name in ("denominator", "imag") and value.cls is int:
