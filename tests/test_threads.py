@@ -196,3 +196,17 @@ def test_a_version_that_another_thread_makes_while_the_question_is_written_is_fo
     for size in (1, *range(1, limit + 1), *range(1, limit + 1)):         # one more version would be one too many
         assert compiled(x, "a" * size)[0] == 1 + size
     assert codegen.build_question is write
+
+
+def test_a_thread_with_a_small_stack():
+    compiled, results = minicompile.compile(with_breaks, backend="eager"), []
+    before = threading.stack_size(256 * 1024)
+    try:
+        thread = threading.Thread(target=lambda: results.extend(compiled(torch.ones(2, 2), n) for n in range(3)))
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(before)
+    for n, result in enumerate(results):
+        torch.testing.assert_close(result, with_breaks(torch.ones(2, 2), n))
+    assert len(results) == 3

@@ -187,7 +187,8 @@ static void find_stack(void)
     if (pthread_getattr_np(pthread_self(), &attributes) != 0)
         return;
     if (pthread_attr_getstack(&attributes, &start, &size) == 0)
-        stack_end = (char *)start + (size / 8 > 262144 ? size / 8 : 262144);
+        /* half of a small stack, as threads of servers have; half of less than 256 KiB is too little to compile */
+        stack_end = (char *)start + (size / 8 > 262144 ? size / 8 : size >= 262144 && size < 524288 ? size / 2 : 262144);
     pthread_attr_destroy(&attributes);
 #endif
 }
