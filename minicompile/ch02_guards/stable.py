@@ -57,7 +57,7 @@ from .torch_guards import PLAIN_TYPES, USUAL
 
 try:
     from . import unchanged
-    if getattr(unchanged, "INTERFACE", 1) != 5:
+    if getattr(unchanged, "INTERFACE", 1) != 6:
         raise ImportError("the extension was built from other sources")
 except ImportError:                          # no extension, or an old one: every check is a full one
     unchanged = None
@@ -135,6 +135,9 @@ if unchanged is not None:
 # Most of it is what functions of PyTorch's library answer. Autocast, transforms and batching are bits of two words that a thread has, of
 # the dispatch keys that each operator has there in addition and that it has not. Python can read them, too, so `find_state` compares them,
 # in two states. A library that has other names is asked one by one, as before.
+#
+# Between these two states lie the bits of autograd. So the extension can set and clear them, which costs Python a quarter of a microsecond
+# (`below_autograd`, for the programs of chapter 11 that call operators).
 
 # %%
 STATES = ("_ZN3c108GradMode10is_enabledEv", "_ZN3c1013InferenceMode10is_enabledEv",          # c10::GradMode::is_enabled() ...
@@ -151,20 +154,25 @@ def find_state() -> bool:
     except (OSError, AttributeError):
         return False
 
+    def words() -> tuple[int, int]:
+        return struct.unpack_from("QQ", unchanged.State()())
+
     def difference() -> list[int]:
         """What is always in the words as Python tells them and not in the memory, or the other way round."""
         told = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-        return [a ^ b.raw_repr() for a, b in zip(struct.unpack_from("QQ", unchanged.State()()), told)]
+        return [a ^ b.raw_repr() for a, b in zip(words(), told)]
 
-    usual = difference()
+    usual, outside = difference(), words()
     with torch._C._AutoDispatchBelowAutograd():
-        if difference() == usual:
+        if difference() == usual and (inside := words())[0] == outside[0]:
+            unchanged.setup_below(inside[1] & ~outside[1])
             return True
     unchanged.setup_state(0, (0,) * len(STATES))
     return False
 
 
 has_state = unchanged is not None and find_state()
+below_autograd = unchanged.below_autograd if has_state else torch._C._AutoDispatchBelowAutograd
 
 
 def is_usual(guard) -> bool:

@@ -1066,11 +1066,20 @@ static struct {
 } of_library;
 static void *library = NULL; /* where the words of a thread are found */
 
+/* The two words of this thread, or NULL. */
+static uint64_t *thread_keys(void)
+{
+    static _Thread_local uint64_t *keys = NULL;
+    if (keys == NULL && library != NULL)
+        keys = dlsym(library, "_ZN3c104impl26raw_local_dispatch_key_setE");
+    return library == NULL ? NULL : keys;
+}
+
 static int read_state(State *state)
 {
-    static _Thread_local const uint64_t *keys = NULL;
     memset(state, 0, sizeof(State));
-    if (library == NULL || (keys == NULL && (keys = dlsym(library, "_ZN3c104impl26raw_local_dispatch_key_setE")) == NULL))
+    const uint64_t *keys = thread_keys();
+    if (keys == NULL)
         return 0;
     memcpy(state->keys, keys, sizeof(state->keys));
     state->function_modes = of_library.function_modes(), state->dispatch_modes = of_library.dispatch_modes();
@@ -1136,6 +1145,69 @@ static PyObject *setup_state(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* `torch._C._AutoDispatchBelowAutograd`, which takes a quarter of a microsecond: the keys of autograd are added to those that
+ * operators of this thread have not, and those that were added are taken away again. */
+static uint64_t autograd_keys = 0;
+
+typedef struct {
+    PyObject_HEAD
+    uint64_t added;
+} Below;
+
+static PyObject *below_enter(PyObject *self, PyObject *unused)
+{
+    uint64_t *keys = thread_keys();
+    if (keys == NULL)
+        return PyErr_Format(PyExc_RuntimeError, "below_autograd(), after setup_below");
+    ((Below *)self)->added = autograd_keys & ~keys[1];
+    keys[1] |= autograd_keys;
+    Py_RETURN_NONE;
+}
+
+static PyObject *below_exit(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    thread_keys()[1] &= ~((Below *)self)->added;
+    ((Below *)self)->added = 0;
+    Py_RETURN_NONE;
+}
+
+static void below_free(PyObject *self) /* perhaps of a frame that a signal has ended between the two */
+{
+    if (((Below *)self)->added)
+        thread_keys()[1] &= ~((Below *)self)->added;
+    PyObject_Free(self);
+}
+
+static PyMethodDef below_methods[] = {
+    {"__enter__", below_enter, METH_NOARGS, "Operators of this thread begin below autograd."},
+    {"__exit__", (PyCFunction)(void (*)(void))below_exit, METH_FASTCALL, "And no more."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject below_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "minicompile.Below",
+    .tp_basicsize = sizeof(Below),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_doc = "What below_autograd() returns, for `with`.",
+    .tp_methods = below_methods,
+    .tp_dealloc = below_free,
+};
+
+static PyObject *below_autograd(PyObject *self, PyObject *unused)
+{
+    Below *made = PyObject_New(Below, &below_type);
+    if (made != NULL)
+        made->added = 0;
+    return (PyObject *)made;
+}
+
+/* setup_below(keys) */
+static PyObject *setup_below(PyObject *self, PyObject *keys)
+{
+    autograd_keys = PyLong_AsUnsignedLongLong(keys);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 /* ---- the module ------------------------------------------------------------------------------------------------- */
 
 /* setup(tensor classes, addresses of the functions, key of a version, [(tensor, address of its TensorImpl, its dispatch keys), ...],
@@ -1177,6 +1249,8 @@ static PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS, "Tell what a tensor is."},
     {"setup_holders", setup_holders, METH_O, "Tell where counts are."},
     {"setup_state", setup_state, METH_VARARGS, "Tell who knows the state of the library."},
+    {"setup_below", setup_below, METH_O, "Tell which keys are those of autograd."},
+    {"below_autograd", below_autograd, METH_NOARGS, "with below_autograd(): operators of this thread are not recorded."},
     {"setup_makers", setup_makers, METH_VARARGS, "Tell how a tensor is made."},
     {"storage_of", storage_of, METH_O, "storage_of(tensor) -> address or None"},
     {"holders", holders, METH_O, "holders(list of tensors) -> bytes or None"},
@@ -1191,12 +1265,13 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "unchanged", "Have th
 PyMODINIT_FUNC PyInit_unchanged(void)
 {
     if (PyType_Ready(&memo_type) < 0 || PyType_Ready(&spans_type) < 0 || PyType_Ready(&maker_type) < 0 ||
-        PyType_Ready(&state_type) < 0)
+        PyType_Ready(&state_type) < 0 || PyType_Ready(&below_type) < 0)
         return NULL;
     PyObject *m = PyModule_Create(&module);
-    if (m == NULL || PyModule_AddIntConstant(m, "INTERFACE", 5) < 0 || PyModule_AddObjectRef(m, "Memo", (PyObject *)&memo_type) < 0 ||
+    if (m == NULL || PyModule_AddIntConstant(m, "INTERFACE", 6) < 0 || PyModule_AddObjectRef(m, "Memo", (PyObject *)&memo_type) < 0 ||
         PyModule_AddObjectRef(m, "Spans", (PyObject *)&spans_type) < 0 || PyModule_AddObjectRef(m, "Maker", (PyObject *)&maker_type) < 0 ||
-        PyModule_AddObjectRef(m, "State", (PyObject *)&state_type) < 0)
+        PyModule_AddObjectRef(m, "State", (PyObject *)&state_type) < 0 ||
+        PyModule_AddObject(m, "memory_of", PyLong_FromVoidPtr((void *)memory_of)) < 0)
         return NULL;
     return m;
 }

@@ -19,7 +19,7 @@
 # %%
 import torch
 
-from ..ch01_graphs.symbolic import Symbol, coefficient, product, substitute
+from ..ch01_graphs.symbolic import Int, Symbol, coefficient, product, substitute
 from ..ch07_loops.ir import Value, root_of
 from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource
 from ..ch08_fusion.values import LinkedKernel, link, relink
@@ -212,13 +212,17 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
     e, function = emitted(kernel, threads=torch.get_num_threads())
     lines = pointer_lines(e, [f"pointers[{k}]" for k in range(len(kernel.tensors))])
     lines += [number_line(s, f"sizes[{i}]") for i, s in enumerate(kernel.symbols)]
-    return source_of(kernel, lines + function.lines)
+    return source_of(kernel, lines + function.lines, product(v.size for v in kernel.vars + kernel.reduction_vars))
 
 
-def source_of(kernel: Kernel, lines: list[str]) -> KernelSource:
+SMALL = 4096                 # elements for which the launcher keeps Python's lock
+
+
+def source_of(kernel: Kernel, lines: list[str], work: Int) -> KernelSource:
     head = f'extern "C" void {kernel.name}(void** pointers, const int64_t* sizes, mc_problem* problem) {{'
     text, loops = taken_off("\n".join([head, *("  " + line for line in lines), "}", ""]))
-    return KernelSource(kernel.name, "cpp", text, {"tensors": len(kernel.tensors), "sizes": len(kernel.symbols)}, loops)
+    options = {"tensors": len(kernel.tensors), "sizes": len(kernel.symbols), "small": isinstance(work, int) and work <= SMALL}
+    return KernelSource(kernel.name, "cpp", text, options, loops)
 
 
 # %% [markdown]
@@ -310,4 +314,4 @@ def emit_list(kernel: KernelList) -> KernelSource:
         "  const int64_t end = begin + (rest < length ? rest : length);", "  switch (body_of[piece]) {",
         *(f"    case {b}: body::run{b}(pointers, sizes, rows + row_of[piece], begin, end, problem); break;"
           for b in range(len(emitters))), "  }", "}"]
-    return source_of(kernel, lines)
+    return source_of(kernel, lines, total)

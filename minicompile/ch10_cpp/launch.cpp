@@ -9,6 +9,7 @@ struct PyMethodDef { const char* name; mc_fastcall call; int flags; const char* 
 PyObject* PyCFunction_NewEx(PyMethodDef*, PyObject*, PyObject*);
 typedef PyObject* (*mc_vectorcall)(PyObject*, PyObject* const*, unsigned long, PyObject*);
 mc_vectorcall PyVectorcall_Function(PyObject*);
+typedef int (*mc_memory_of)(PyObject*, void**);
 void* PyLong_AsVoidPtr(PyObject*);
 long long PyLong_AsLongLong(PyObject*);
 PyObject* PyErr_Occurred();
@@ -34,10 +35,11 @@ int dlclose(void*);
 
 struct mc_kernel {
   void (*run)(void**, const int64_t*, mc_problem*);
-  int tensors, sizes;
+  int tensors, sizes, small;
   void* library;
   PyObject* data_ptr;  // the method torch.Tensor.data_ptr, and how it is called
   mc_vectorcall address_of;
+  mc_memory_of memory_of;  // what the extension of the memos has in its place, or null
   PyMethodDef definition;
   char name[];
 };
@@ -62,6 +64,10 @@ static PyObject* mc_launch(PyObject* self, PyObject* const* args, long n) {
   int64_t values[n + 1], *numbers = values + tensors;
   void** pointers = (void**)values;
   for (int i = 0; i < tensors; i++) {
+    if (kernel->memory_of) {
+      if (!kernel->memory_of(args[i], &pointers[i])) return nullptr;
+      continue;
+    }
     PyObject* address = kernel->address_of(kernel->data_ptr, args + i, 1, nullptr);
     if (!address) return nullptr;
     pointers[i] = PyLong_AsVoidPtr(address);
@@ -72,9 +78,9 @@ static PyObject* mc_launch(PyObject* self, PyObject* const* args, long n) {
     if (numbers[i] == -1 && PyErr_Occurred()) return nullptr;
   }
   mc_problem problem = {0, 0, 0};
-  PyThreadState* state = PyEval_SaveThread();
+  PyThreadState* state = kernel->small ? nullptr : PyEval_SaveThread();
   kernel->run(pointers, numbers, &problem);
-  PyEval_RestoreThread(state);
+  if (state) PyEval_RestoreThread(state);
   if (problem.kind == 1) return mc_out_of_range(problem);
   if (problem.kind) return PyErr_Format(PyExc_RuntimeError, "ZeroDivisionError");
   Py_IncRef(&_Py_NoneStruct);
@@ -92,7 +98,8 @@ static void mc_drop(PyObject* capsule) { mc_free((mc_kernel*)PyCapsule_GetPointe
 // A function holds its kernel, and with it one of the references to the library that `dlopen` counts: with the last function of a file the
 // library is closed. The definition of a function lies in what the function holds; CPython promises to look at it no more when it
 // lets go of that.
-extern "C" PyObject* mc_function(const char* path, const char* name, int tensors, int sizes, PyObject* data_ptr) {
+extern "C" PyObject* mc_function(const char* path, const char* name, int tensors, int sizes, int small, PyObject* data_ptr,
+                                 mc_memory_of memory_of) {
   void* library = dlopen(path, 2 /* RTLD_NOW */);
   if (!library) return PyErr_Format(PyExc_OSError, "%s", dlerror());
   void* run = dlsym(library, name);
@@ -103,7 +110,7 @@ extern "C" PyObject* mc_function(const char* path, const char* name, int tensors
     dlclose(library);
     return nullptr;
   }
-  *kernel = {(decltype(kernel->run))run, tensors, sizes, library, data_ptr, PyVectorcall_Function(data_ptr),
+  *kernel = {(decltype(kernel->run))run, tensors, sizes, small, library, data_ptr, PyVectorcall_Function(data_ptr), memory_of,
              {kernel->name, mc_launch, 0x80 /* METH_FASTCALL */, nullptr}};
   __builtin_memcpy(kernel->name, name, length);
   Py_IncRef(data_ptr);

@@ -53,6 +53,7 @@ from ..ch01_graphs.layouts import copy_with_layout
 from ..ch01_graphs.symbolic import Expr, Int, to_text
 from ..ch02_guards.codegen import define
 from ..ch02_guards.memory import empty_on_cpu, raise_versions, view, window
+from ..ch02_guards.stable import below_autograd
 from ..ch07_loops.ir import Extern, Layout, Program, View, root_of
 from ..ch08_fusion.canonical import canonical, canonical_key, canonical_names
 from ..ch08_fusion.fuse import Schedule
@@ -376,7 +377,7 @@ def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str | Vie
     w = Writer(p)
     w.globals.update(torch=torch, empty=allocate, as_strided=torch.as_strided, relayout=relayout,
                      view=view, window=window, bits_of_float=bits_of_float,
-                     below_autograd=torch._C._AutoDispatchBelowAutograd, **floats.NAMESPACE)
+                     below_autograd=below_autograd, **floats.NAMESPACE)
     for name, tensor in p.constants.items():
         w.globals[w.local(name)] = tensor
     names = []

@@ -169,7 +169,7 @@ def test_a_library_is_closed_with_the_last_of_its_functions(fresh_cache):
 
     def function(number):
         name = build._named(sources[number])[0]
-        return name, build._launcher()(os.fsencode(path), name.encode(), 2, 0, torch._C.TensorBase.data_ptr)
+        return name, build._launcher()(os.fsencode(path), name.encode(), 2, 0, 0, torch._C.TensorBase.data_ptr, None)
 
     def is_open():
         return str(path) in Path("/proc/self/maps").read_text()
@@ -185,8 +185,23 @@ def test_a_library_is_closed_with_the_last_of_its_functions(fresh_cache):
     gc.collect()
     assert not is_open()
     with pytest.raises(OSError, match="no_such_kernel"):
-        build._launcher()(os.fsencode(path), b"no_such_kernel", 2, 0, torch._C.TensorBase.data_ptr)
+        build._launcher()(os.fsencode(path), b"no_such_kernel", 2, 0, 0, torch._C.TensorBase.data_ptr, None)
     assert not is_open()
+
+
+def test_a_small_kernel_keeps_the_lock_and_asks_any_tensor_for_its_memory():
+    class Shifted(torch.Tensor):
+        def data_ptr(self):
+            return super().data_ptr() + 4
+
+    (source, _, y), (large, _, _) = scaled(8, 2.5), scaled(5000, 2.5)
+    assert source.options["small"] and not large.options["small"]
+    kernel = build.load_cpp([source])[0].resolve()
+    kernel(torch.arange(9.0).as_subclass(Shifted), y)
+    assert torch.equal(y, torch.arange(1.0, 9) * 2.5)
+    for wrong in (None, [1.0], torch.eye(2).to_sparse()):
+        with pytest.raises((AttributeError, TypeError, RuntimeError)):
+            kernel(wrong, y)
 
 
 def test_cache_directory_that_cannot_be_used(tmp_path, monkeypatch):

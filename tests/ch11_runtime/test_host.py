@@ -1,7 +1,9 @@
 """The generated host program: layouts, views, aliases, memory, symbols, errors that point at its lines."""
+import contextlib
 import functools
 import re
 import sys
+import threading
 import traceback
 import weakref
 
@@ -13,7 +15,7 @@ from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.symbolic import Symbol
 from minicompile.ch01_graphs.trace import trace
 from minicompile.ch02_guards.memory import empty_on_cpu, facts, view, window
-from minicompile.ch02_guards.stable import unchanged
+from minicompile.ch02_guards.stable import below_autograd, unchanged
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.builder import Builder
 from minicompile.ch07_loops.ir import Buffer, Extern, Layout, Loop, Program, View
@@ -156,6 +158,36 @@ def test_updates_are_seen_by_autograd():
     assert host([x])[0] == 8 and x.tolist() == [2] * 4 and x._version > version
     with torch.inference_mode():
         host([torch.ones(4)])
+
+
+def test_below_autograd_operators_are_dispatched_as_torch_has_it():
+    def words():
+        return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+    assert unchanged is None or below_autograd is unchanged.below_autograd
+    for outer in (contextlib.nullcontext, torch._C._AutoDispatchBelowAutograd, torch.inference_mode, lambda: torch.autocast("cpu")):
+        with outer():
+            before = words()
+            with torch._C._AutoDispatchBelowAutograd():
+                expected = words()
+            with pytest.raises(KeyError), below_autograd():
+                assert words() == expected
+                with below_autograd():
+                    assert words() == expected
+                assert words() == expected
+                raise KeyError
+            assert words() == before
+            left = below_autograd()
+            left.__enter__()
+            assert words() == expected
+            del left
+            assert words() == before
+    seen = []
+    with below_autograd():
+        thread = threading.Thread(target=lambda: seen.append(words()))
+        thread.start()
+        thread.join()
+    assert seen == [words()]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64, torch.float8_e4m3fn])
