@@ -557,6 +557,7 @@ class HostProgram:
         parameters, body, results = found.groups("")
         kernels = {name: functools.partial(first_call, name) for name in self.numbers}
         call = define(f"def call({parameters}):\n{body}    return ({results},)\n", "call", {**self.namespace, **kernels}, "host")
+        call.only_kernels = True
         return call
 
     @cached_property

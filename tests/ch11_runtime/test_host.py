@@ -16,6 +16,7 @@ from minicompile.ch01_graphs.symbolic import Symbol
 from minicompile.ch01_graphs.trace import trace
 from minicompile.ch02_guards.memory import empty_on_cpu, facts, view, window
 from minicompile.ch02_guards.stable import below_autograd, unchanged
+from minicompile.ch03_capture import hook
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.builder import Builder
 from minicompile.ch07_loops.ir import Buffer, Extern, Layout, Loop, Program, View
@@ -73,6 +74,17 @@ def test_a_program_of_kernels_is_a_function_of_its_arguments():
     host.run = functools.partial(host.run)      # as the explorer does to measure
     assert host.spread() is None
     assert compiled(lambda x: [x @ x], [torch.ones(3, 3)]).spread() is None
+
+
+def test_a_program_of_kernels_is_called_inside_of_the_region_and_is_not_captured():
+    def f(x):
+        return x.relu() + 1
+    compiled, x = minicompile.compile(f), torch.arange(3.0)
+    for _ in range(3):
+        assert compiled(x).tolist() == [1, 2, 3]
+    (entry,) = hook.targets_of(f.__code__)
+    graph = entry.__globals__["__graph"]
+    assert graph.only_kernels and hook.record(graph.__code__)["skipped"]
 
 
 def test_a_kernel_of_a_spread_program_that_cannot_be_built(monkeypatch):
