@@ -16,11 +16,11 @@ import torch
 
 from ..ch01_graphs.layouts import contiguous_strides
 from ..ch01_graphs.symbolic import Symbol, as_expr, present, product, substitute, symbols, to_text
-from ..ch07_loops.ir import Value, behind, identity
+from ..ch07_loops.ir import Value, behind, identity, in_order
 from ..ch07_loops.lazy import linear
 from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.values import elements
-from .lanes import STEP, WIDE, close_lanes, half_blocks, room, tabulate
+from .lanes import STEP, WIDE, close_lanes, half_blocks, room, tabulate, worth_a_table
 from .nests import (
     SIMD,
     Count,
@@ -35,6 +35,7 @@ from .nests import (
     fresh,
     get,
     index_text,
+    known_name,
     of_loop,
     shared,
     size_text,
@@ -54,21 +55,106 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
     atomic = any(s.mode == "atomic_add" for s in e.graph.stores)
     direct = direct_variable(e, kernel.vars) if atomic else None
     outer = tuple(sorted(kernel.vars, key=lambda v: v is not direct)) if atomic else kernel.vars
-    nest = child(function, outer) if outer else function
+    plan, kept = passes(e), {}
+    group = outer[-1] if outer and not atomic and in_groups(e, plan, lane, outer) else None
+    nest = child(function, outer if group is None else outer[:-1]) if outer else function
     if outer:
         tabulate(e, function, nest, lane, outer)
-    plan, kept = passes(e), {}
     if isinstance(lane.size, int) and len(kernel.reduction_vars) == 1:
         twice = needed_again(e, plan, lane)
         most = SCRATCH // (lane.size * max((v.dtype.itemsize for v in twice), default=1))
         kept = dict.fromkeys(twice[:most])
+    of_rows = [s for s in e.graph.stores if not e.graph.is_element(s)]
     for reductions, stores in plan:
-        _row_pass(e, nest, lane, reductions, stores, kept)
-    store_lines(e, [s for s in e.graph.stores if not e.graph.is_element(s)], nest)
+        if group is None:
+            _row_pass(e, nest, nest, lane, reductions, stores, kept)
+        else:
+            _row_values(e, nest, group, reductions + stores)
+            row = child(nest, (group,))
+            _row_pass(e, row, nest, lane, reductions, stores, kept, group)
+            close(row, [for_(group.name, "row1", "row0")])
+    if of_rows and group is not None:
+        row = child(nest, (group,))
+        store_lines(e, of_rows, row)
+        close(row, [SIMD, for_(group.name, "row1", "row0")])
+    else:
+        store_lines(e, of_rows, nest)
     work = product(v.size for v in kernel.vars + kernel.reduction_vars)
     loops = [Count(v.name, v.size) for v in outer]
-    if loops:
+    if group is not None:
+        size = size_text(group.size)
+        end = f"row0 + {GROUP}" if group.size % GROUP == 0 else f"{size} - row0 < {GROUP} ? {size} : row0 + {GROUP}"
+        close(nest, shared(e, work, [*loops[:-1], Count("row0", group.size, GROUP)]), [f"const int64_t row1 = {end};"])
+    elif loops:
         close(nest, shared(e, work, loops, None if not atomic else int(direct is not None)))
+
+
+# %% [markdown]
+# Most of a short row is waiting: for the largest of the sixteen lanes, for their sum, for its logarithm, one after the other, and a row
+# of sixty numbers is too short for the processor to find enough to do meanwhile in the next. So `GROUP` rows do each pass together. What a
+# pass leaves of its rows stands in arrays, one element for each (`_for_later`), and what later passes need of these numbers, such as
+# their logarithms, is computed for all rows of the group at once, as a vector (`_row_values`). So are the stores of rows. Of the kernel
+# of a softmax of 256 rows of 32 floats what is left is
+#
+#     for (int64_t row0 = 0; row0 < 256; row0 += 16) {
+#       const int64_t row1 = row0 + 16;
+#       alignas(64) float row4[16];
+#       for (int64_t i0 = row0; i0 < row1; i0 += 1) { ... row4[i0 - row0] = v3; }
+#       float kept8[16 * 32]; alignas(64) float row11[16];
+#       for (int64_t i0 = row0; i0 < row1; i0 += 1) { ... row11[i0 - row0] = v10; }
+#       alignas(64) float row13[16];
+#       #pragma omp simd
+#       for (int64_t i0 = row0; i0 < row1; i0 += 1) { const float v12 = (float)1 / row11[i0 - row0]; row13[i0 - row0] = v12; }
+#       for (int64_t i0 = row0; i0 < row1; i0 += 1) { ... kept8[(i0 - row0)*32 + r0] * row13[i0 - row0] ... }
+#     }
+#
+# A log-softmax of rows of 16 to 64 floats takes two thirds of the time, a softmax four fifths, and the logarithm of a sum half. Long rows
+# have enough to do, and sixteen of them may be more than the nearest cache holds next to what else a pass touches: floats gain up to 100
+# columns, or 256 where there is a logarithm or the like to wait for, halves up to 512.
+
+# %%
+GROUP = 16                   # rows that do each pass together
+LONGEST = 400                # bytes of a row that does
+LONGEST_WAITING = 1024       # the same for halves, and where there is something expensive to wait for
+
+
+def in_groups(e: Emitter, plan: list, lane: Symbol, outer: tuple[Symbol, ...]) -> bool:
+    """Do the rows of this kernel, the last of these variables, go through its passes in groups?"""
+    rows, of_rows = product(v.size for v in outer), [v for v in e.graph.values if not e.graph.is_element(v) and v.phase]
+    if not (isinstance(rows, int) and isinstance(lane.size, int)) or len(e.kernel.reduction_vars) > 1 or \
+            outer[-1].size < GROUP or rows < 2 * GROUP * e.threads or any(v.op == "indirect" for v in e.graph.values):
+        return False
+    loads = [v.dtype for v in e.graph.values if v.op == "load" and lane in v.dims]
+    longest = LONGEST_WAITING if any(v.op in HEAVY for v in of_rows) or any(d in HALVES for d in loads) else LONGEST
+    bytes_of_row = lane.size * max((d.itemsize for d in loads), default=1)
+    return (len(plan) > 1 or any(map(worth_a_table, of_rows))) and bytes_of_row <= longest
+
+
+def _row_values(e: Emitter, nest: Scope, group: Symbol, steps: list[Value]) -> None:
+    """Compute what these need of rows, for all rows of a group at once."""
+    needed = {o for s in (*steps, *elements(e.graph, steps)) for o in s.operands if not e.graph.is_element(o)
+              and group in o.dims and worth_a_table(o) and known_name(o, nest) is None}
+    if not needed:
+        return
+    values, loop = sorted(needed, key=in_order), child(nest, (group,))
+    compute(e, values, loop)
+    found = {value: _for_later(e, value, get(e, value, loop), loop, nest, group) for value in values}
+    close(loop, [SIMD, for_(group.name, "row1", "row0")])
+    nest.names.update(found)
+
+
+def _for_later(e: Emitter, value: Value, names: str | tuple, row: Scope, nest: Scope, group: Symbol):
+    """Store a number of a row, or several, in an array of the group each. Returns the texts of the elements."""
+    if isinstance(names, tuple):
+        return tuple(_for_later(e, value, name, row, nest, group) for name in names)
+    text = f"{(array := fresh(e, 'row'))}[{group.name} - row0]"
+    nest.lines += of_loop(e, value.loop, f"alignas(64) {register_type(value.dtype)} {array}[{GROUP}];")
+    row.lines += of_loop(e, value.loop, f"{text} = {names};")
+    return text
+
+
+def _kept_at(lane: Symbol, group: Symbol | None) -> str:
+    return lane.name if group is None else f"({group.name} - row0)*{room(lane.size)} + {lane.name}"
 
 
 # %% [markdown]
@@ -106,7 +192,7 @@ class RowStep:
 # leaves one form for the rest of the text.
 
 # %%
-def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: dict) -> None:
+def _row_pass(e: Emitter, nest: Scope, around: Scope, lane: Symbol, reductions, stores, kept: dict, group: Symbol | None = None) -> None:
     others = tuple(v for v in e.kernel.reduction_vars if v is not lane)
     middle = child(nest, others)
     chunk = child(middle, ())
@@ -122,8 +208,9 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
         name = inner.names.get(value)
         if array is None and name is not None:
             kept[value] = array = fresh(e, "kept")
-            nest.lines += of_loop(e, value.loop, f"{register_type(value.dtype)} {array}[{room(lane.size)}];")
-            inner.lines += of_loop(e, value.loop, f"{array}[{lane.name}] = {name};")
+            length = room(lane.size) if group is None else f"{GROUP} * {room(lane.size)}"
+            around.lines += of_loop(e, value.loop, f"{register_type(value.dtype)} {array}[{length}];")
+            inner.lines += of_loop(e, value.loop, f"{array}[{_kept_at(lane, group)}] = {name};")
     integers = of_integers(reductions) and not (stores or width)
     few = integers and not others and isinstance(lane.size, int) and lane.size < 2 * STEP
     steps = [_position_step(e, r, get(e, r.args[1], inner)) if few and r.args[0] in ("argmax", "argmin") else
@@ -135,7 +222,7 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
         store_lines(e, stores, inner)
     for value, array in kept.items():      # later passes read the array
         if array is not None:
-            nest.names.setdefault(value, f"{array}[{lane.name}]")
+            around.names.setdefault(value, f"{array}[{_kept_at(lane, group)}]")
     size = size_text(lane.size)
     if isinstance(lane.size, int) and lane.size <= CHUNK:
         chunks, count = [""], size
@@ -154,6 +241,8 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
     nest.lines += [line for s, mark in marked for line in mark(*s.end)]
     for r, step in zip(reductions, steps):
         nest.names[r] = _named_results(e, r, step.result, nest)
+        if group is not None:
+            around.names[r] = _for_later(e, r, nest.names[r], nest, around, group)
 
 
 def _taken(e: Emitter, r: Value, scope: Scope) -> str:

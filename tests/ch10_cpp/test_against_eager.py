@@ -874,3 +874,26 @@ def test_exponentials_of_what_is_masked_take_no_longer_than_others(fn):
             best = min(best, time.process_time() - start)
         return best
     assert took(-torch.inf) < 3 * took(-1.0) and took(-300.0) < 3 * took(-1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("rows, columns", [(32, 16), (61, 47), (80, 64), (40, 100)])
+def test_short_rows_do_each_pass_in_groups(rows, columns, dtype):
+    """More rows than whole groups, NaN and infinities in some, and a row value that is a tuple, an input or a mask."""
+    x, y = rand(rows, columns).to(dtype) * 3, rand(rows, 1).to(dtype)
+    for row, value in enumerate((math.nan, math.inf, -math.inf)):
+        x[row * 9, row] = value
+    x[5] = -math.inf
+    fns = {"log_softmax": lambda x, y: x.log_softmax(-1), "softmax": lambda x, y: x.softmax(-1), "logsumexp": lambda x, y: x.logsumexp(-1),
+           "layer_norm": lambda x, y: F.layer_norm(x, x.shape[-1:]), "std": lambda x, y: x.std(-1),
+           "input": lambda x, y: (x / y.exp()).softmax(-1),
+           "where": lambda x, y: torch.where(x.amax(-1, True) > y, x, y).log_softmax(-1) * y.sigmoid()}
+    for name, fn in fns.items():
+        compiled, (source, *_) = compile_cpp(fn, x, y)
+        short = columns * x.dtype.itemsize <= 400 or name in ("log_softmax", "logsumexp", "where") or dtype is torch.bfloat16
+        assert ("row0" in source.code) == (short and rows >= 32 * torch.get_num_threads()), name
+        found, eager, exact = compiled(x, y)[0].double(), fn(x, y).double(), fn(x.double(), y.double())
+        there = exact.isfinite() & eager.isfinite()
+        torch.testing.assert_close(found[~there], eager[~there], equal_nan=True)
+        slack = {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float64: 1e-14}[dtype]
+        assert (found - exact)[there].abs().max() <= 4 * (eager - exact)[there].abs().max() + slack, name
