@@ -225,7 +225,7 @@ def checkpointed(a, b):
     return torch.utils.checkpoint.checkpoint(torch.mm, a, b, use_reentrant=False)
 
 
-CONSTANT, LARGE_CONSTANT = torch.randn(4, 4), torch.randn(4, 5000)
+CONSTANT, LARGE_CONSTANT, TARGETS = torch.randn(4, 4), torch.randn(4, 5000), torch.arange(4)
 LIBRARIES, SMALL = "because no kernel is generated", "because its kernels are small"
 AS_CAPTURED = {
     "a product": (lambda a, b: a @ b, {}, LIBRARIES), "two products": (lambda a, b: a @ b @ CONSTANT, {}, LIBRARIES),
@@ -235,6 +235,10 @@ AS_CAPTURED = {
     "a large kernel of varying sizes": (lambda a, b: (a.repeat(100, 100) @ LARGE_CONSTANT[:, :400].t()).relu(), {"dynamic": True}, None),
     "two kernels": (lambda a, b: a.softmax(0).softmax(1), {}, SMALL), "a fused kernel": (lambda a, b: (a @ b).relu().sin(), {}, SMALL),
     "a fused kernel of much": (lambda a, b: (a @ b).sigmoid().tanh(), {}, None),
+    "a cross entropy": (lambda a, b: F.cross_entropy(a, TARGETS), {}, SMALL),
+    "a large cross entropy": (lambda a, b: F.cross_entropy(a @ LARGE_CONSTANT, TARGETS), {}, None),
+    "a silu and a product": (lambda a, b: F.silu(a) * a, {}, SMALL),
+    "seven calls": (lambda a, b: F.layer_norm(F.relu(a + 1) * 2, (4,)), {}, None),
     "a norm and a gelu": (lambda a, b: F.gelu(F.layer_norm(a, (4,))), {}, None),
     "one that eager makes of many": (lambda a, b: F.normalize(a), {}, None),
     "a large softmax": (lambda a, b: (a @ LARGE_CONSTANT).softmax(1), {}, SMALL),
