@@ -249,6 +249,7 @@ AS_CAPTURED = {
     "a view": (lambda a, b: a @ b.t(), {}, SMALL), "a large view": (lambda a, b: LARGE_CONSTANT.t() @ a.t(), {}, SMALL),
     "a small kernel after much": (lambda a, b: (b @ (a @ LARGE_CONSTANT) @ LARGE_CONSTANT.t()).relu(), {}, SMALL),
     "a merged call and a small kernel": (lambda a, b: ((a @ LARGE_CONSTANT) @ (a @ LARGE_CONSTANT).t()).relu(), {}, None),
+    "views": (lambda a, b: a[1:].t().unsqueeze(0), {}, "because it only takes views"),
     "a write": (lambda a, b: torch.mm(a.detach(), a.detach(), out=b.detach()) @ a, {}, None),
     "a checkpoint": (checkpointed, {}, None), "another rung": (lambda a, b: a @ b, {"backend": "cpp"}, None)}
 
@@ -323,3 +324,10 @@ def test_a_region_with_a_marked_size_is_compiled(reset):
 
 def test_a_kernel_runs_where_nobody_differentiates():
     assert minicompile.explain(torch.relu)(torch.randn(4, 4)).graphs[0].as_captured is None
+
+
+def test_a_view_is_left_to_eager_but_not_what_nobody_reads():
+    for function, expected in ((lambda x: x.t(), "it only takes views"), (lambda x: (x.exp(), x.t())[1], None)):
+        for gradients in (False, True):
+            x = torch.randn(3, 4, requires_grad=gradients)
+            assert minicompile.explain(function)(x).graphs[0].as_captured == expected
