@@ -71,8 +71,8 @@ class SizeGuard:
 # %% [markdown]
 # A `SizeGuard` is a question and its answer, and `text` writes it as a condition in Python. The environment
 # collects them. Its method `decide` is what all questions end in: it asks `_prove`, and if there is no proof
-# it takes the answer of the present call and records it. `places` remembers which line of the user's program
-# was running when a question was asked, for messages.
+# it takes the answer of the present call and records it, with the line of the user's program that was running
+# when the question was first asked, for messages.
 
 # %%
 @dataclass(eq=False)
@@ -82,11 +82,10 @@ class ShapeEnv:
 
     hints: dict[str, int | float] = field(default_factory=dict)
     symbols: dict[str, Symbol] = field(default_factory=dict)
-    guards: list[SizeGuard] = field(default_factory=list)
+    guards: dict[SizeGuard, object] = field(default_factory=dict)     # and the user's line that asked
     floats: int = 0
     frozen: bool = False
     promised: set[Symbol] = field(default_factory=set)                # sizes that the program has marked: one version serves all
-    places: dict[SizeGuard, object] = field(default_factory=dict)     # the user's line that asked
     place: Callable = lambda: None
 
     def create(self, hint: int) -> torch.SymInt | int:
@@ -116,8 +115,7 @@ class ShapeEnv:
         if guard not in self.guards:
             if self.frozen:
                 raise Unsupported(f"it is too late to guard {guard.text()}")
-            self.guards.append(guard)
-            self.places[guard] = self.place()
+            self.guards[guard] = self.place()
 
     def hint(self, e) -> int | float:
         return evaluate_float(e, self.hints)

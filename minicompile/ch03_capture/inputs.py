@@ -144,7 +144,7 @@ def fixed_marks(tx) -> list[tuple[str, bool]]:
     found = []
     for source, d, size in tx.symbols.marked:
         name = str(size)
-        why = [(g, tx.symbols.env.places[g]) for g in tx.symbols.env.guards
+        why = [(g, place) for g, place in tx.symbols.env.guards.items()
                if g.op == "eq" and g.answer and free_names(g.left) | free_names(g.right) == {name}]
         if isinstance(size, torch.SymInt) and not why:
             continue
@@ -272,7 +272,7 @@ def guard_counters(tx):
 
 def guard_sizes(tx):
     """The questions that were asked about symbols, with their answers, become guards."""
-    for g in tx.symbols.env.guards:
+    for g, place in tx.symbols.env.guards.items():
         text = g.text()
         names = tuple((name, tx.symbols.sources[name]) for name in dict.fromkeys(re.findall(r"\w+", text)) if name in tx.symbols.sources)
-        tx.guards.add(names[0][1] if names else None, "SIZE", (text, names), tx.symbols.env.places.get(g))
+        tx.guards.add(names[0][1] if names else None, "SIZE", (text, names), place)
