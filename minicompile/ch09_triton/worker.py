@@ -141,8 +141,9 @@ TWO_SUMS = r"""{
 # kernel has none, as for a remainder by a negative number, so only behind LLVM are they all to be seen. In a kernel with such a maximum
 # or minimum a negation becomes what it is in two's complement: all bits turned, plus one. That sum and a maximum are one instruction, too.
 #
-# The third mistake is about -32768, an int16 that is its own negative, and its own `abs`. Of an int32 that is made from such a result
-# ptxas makes the wide number first and negates it then, which gives 32768. So for 16 bits negations are complements in all kernels, and
+# The third mistake is about the smallest integer of a dtype, which is its own negative, and its own `abs`. Of an int32 that is made from
+# such an int16 ptxas makes the wide number first and negates it then, which gives 32768. And it takes what `abs` has given, of any width,
+# for no negative number, so that a remainder of it is one of 2147483648. So for 16 bits negations are complements in all kernels, and
 # `abs(x)` is the larger one of `x` and its complement.
 
 # %%
@@ -150,8 +151,8 @@ EXTREME = re.compile(r"\b(?:max|min)\.[su](?:16|32)")
 NEGATION = r"neg\.s(16|32)\s+([^,;]+),([^,;]+);"
 OF_16_BITS = NEGATION.replace("16|32", "16")
 COMPLEMENT = r"{ .reg .b\1 turned;  not.b\1 turned, \3;  add.s\1 \2, turned, 1; }"
-ABSOLUTE = r"abs\.s16\s+([^,;]+),([^,;]+);"
-LARGER = r"{ .reg .b16 turned, negated;  not.b16 turned, \2;  add.s16 negated, turned, 1;  max.s16 \1, \2, negated; }"
+ABSOLUTE = r"abs\.s(16|32|64)\s+([^,;]+),([^,;]+);"
+LARGER = r"{ .reg .b\1 turned, negated;  not.b\1 turned, \3;  add.s\1 negated, turned, 1;  max.s\1 \2, \3, negated; }"
 
 
 def repaired(ptx: str) -> str:

@@ -349,3 +349,19 @@ def test_truth_values_keep_their_signs_as_floats(source, target):
     leaf = x.clone().requires_grad_()
     loss = minicompile.compile(lambda leaf: (leaf[::2] * 1.5).abs().to(target).sum())(leaf)
     assert torch.equal(torch.autograd.grad(loss, leaf)[0][::2], (x[::2].sign() * 1.5).to(source))
+
+
+def test_what_is_discrete_is_eagers():
+    """Floor division, and the remainder of the smallest integer, which is its own `abs`."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    x, y = (torch.randn(1 << 16, device="cuda", generator=generator) * 10.0 ** k for k in (4, -3))
+    for dtype in (F32, torch.float64):
+        a, b = x.to(dtype), y.to(dtype)
+        for f in (lambda a, b: a // b, lambda a, b: a // 0.0123, lambda a, b: 12345.678 // b, lambda a, b: a % b):
+            assert torch.equal(compiled(f, a, b)(a, b)[0], f(a, b))
+    for dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
+        info = torch.iinfo(dtype)
+        a = torch.tensor([info.min, info.min + 1, info.max, -1, 5], dtype=dtype, device="cuda")
+        for f in (lambda a: a.abs() % 9, lambda a: a.abs() // 7, lambda a: a.abs() < 0, lambda a: a.abs().double(),
+                  lambda a: a.abs().long()):
+            assert torch.equal(compiled(f, a)(a)[0], f(a)), dtype

@@ -208,6 +208,22 @@ def test_the_smallest_int16_is_its_own_negative(change, tmp_path):
     assert last == "PRMT", shown
 
 
+REMAINDER = ptx_kernel(".reg .bBITS %r<4>;", """
+    ld.global.bBITS %r1, [%rd1];
+    abs.sBITS \t%r2, %r1;
+    rem.sBITS \t%r3, %r2, 9;
+    st.global.bBITS [%rd1], %r3;
+""")
+
+
+@pytest.mark.parametrize("bits", [16, 32, 64])
+def test_a_remainder_of_an_absolute_number_may_be_negative(bits, tmp_path):
+    """`ptxas` takes what `abs` has given for positive, and the smallest number is not: here no `abs` is left."""
+    ptx = launch.worker.repaired(REMAINDER.replace("BITS", str(bits)))
+    assert "abs" not in ptx and f"max.s{bits}" in ptx
+    assert machine_code(ptx, tmp_path)
+
+
 @pytest.mark.skipif(launch.interpreting(), reason="compiles for a GPU")
 def test_kernels_are_assembled_without_sums_of_pairs(monkeypatch, tmp_path):
     from triton import knobs

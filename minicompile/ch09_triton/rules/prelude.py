@@ -33,7 +33,7 @@ def multiply(a, b):
 # ## Division and powers with Python's signs
 #
 # The float version follows eager: take the exact remainder first, then divide what is left, which is close
-# to an integer, and round.
+# to an integer, and round. In float32 `/` may be two roundings off, which is another integer where these lie far apart.
 
 # %%
 def int_floordiv(a, b):
@@ -62,7 +62,10 @@ def float_remainder(a, b):
 
 def float_floordiv(a, b):
     remainder = libdevice.fmod(a, b)
-    quotient = (a - remainder) / b
+    if remainder.dtype == tl.float32:
+        quotient = tl.div_rn(a - remainder, b)
+    else:
+        quotient = (a - remainder) / b
     quotient = tl.where((remainder != 0) & ((remainder < 0) != (b < 0)), quotient - 1, quotient)
     floor = tl.floor(quotient)
     floor = tl.where(quotient - floor > 0.5, floor + 1, floor)
