@@ -74,6 +74,11 @@ def check_pooled(func, x, *args, **kwargs) -> None:
         raise RuntimeError("a three-dimensional pool of one sample whose depth varies fastest in memory")
 
 
+# %% [markdown]
+# Others refuse a number of Python that the dtype of their result does not hold. What holds it is asked of `torch.full`, whose kernel
+# on a CPU converts numbers as those of all devices do.
+
+# %%
 @REFUSALS.of(aten.full.default, aten.scalar_tensor.default)
 def check_fill(func, *args, dtype=None, **kwargs) -> None:
     """The number may not fit; of one element another kernel says so."""
