@@ -76,7 +76,7 @@ def check_pooled(func, x, *args, **kwargs) -> None:
 
 # %% [markdown]
 # Others refuse a number of Python that the dtype of their result does not hold. What holds it is asked of `torch.full`, whose kernel
-# on a CPU converts numbers as those of all devices do.
+# on a CPU converts numbers as those of all devices do. One element is filled by another kernel, which takes more, so two are made.
 
 # %%
 @REFUSALS.of(aten.full.default, aten.scalar_tensor.default)
