@@ -34,7 +34,7 @@ def call_backend(captured, context, late_error) -> Callable:
     for `driver.compile_graph`.
 
     It runs outside of the region: whatever Python a backend leaves to be run at call time is not the user's,
-    and is not to be captured. (To leave takes 50 nanoseconds, and a program of kernels, which calls nothing else, need not.)
+    and is not to be captured. (To leave takes 50 nanoseconds, and a program of C++ kernels, which calls nothing else, need not.)
     Its `as_captured` says whether compiling has gained nothing."""
     gains_nothing = False
     with config.options(dict(context.options)), plain_tensors(), torch._C.DisableTorchFunction():
@@ -46,7 +46,7 @@ def call_backend(captured, context, late_error) -> Callable:
             compiled = driver.compile_graph(captured.gm, input_fakes(captured), context.backend, late_error)
             gains_nothing = isinstance(getattr(compiled, "__self__", None), torch.fx.GraphModule)
             compiled = watch_overlaps(captured, compiled)
-    if getattr(compiled, "only_kernels", False):
+    if getattr(compiled, "in_region", False):
         hook.skip_code(compiled.__code__)
         return compiled
     run = functools.partial(hook.run, None, compiled)

@@ -54,6 +54,7 @@ from ..ch01_graphs.symbolic import Expr, Int, to_text
 from ..ch02_guards.codegen import define
 from ..ch02_guards.memory import empty_on_cpu, raise_versions, view, window
 from ..ch02_guards.stable import below_autograd
+from ..ch03_capture import hook
 from ..ch07_loops.ir import Extern, Layout, Program, View, root_of
 from ..ch08_fusion.canonical import canonical, canonical_key, canonical_names
 from ..ch08_fusion.fuse import Schedule
@@ -546,18 +547,25 @@ class HostProgram:
 
     def spread(self) -> Callable | None:
         """`run`, if it only calls kernels, as a function of the arguments themselves, which returns a tuple. The first call of a kernel
-        waits for all. None also if something else is called in the place of `run`: somebody measures."""
+        waits for all. None also if something else is called in the place of `run`: somebody measures. `in_region`: it runs no Python of
+        others, such as Triton's, which the hook would capture."""
         if (found := ONLY_KERNELS.fullmatch(self.source)) is None or type(self.run) is not types.FunctionType:
             return None
 
+        in_region = all(source.language == "cpp" for source in self.sources)
+
+        def unseen(function):                                   # the reference may be in the place of a kernel
+            python = in_region and not isinstance(function, types.BuiltinFunctionType)
+            return functools.partial(hook.run, None, function) if python else function
+
         def first_call(name, *args):
-            resolve_kernels(self)
-            call.__globals__.update((kernel, self.namespace[kernel]) for kernel in self.numbers)
-            return self.namespace[name](*args)
+            hook.run(None, resolve_kernels, self)
+            call.__globals__.update((kernel, unseen(self.namespace[kernel])) for kernel in self.numbers)
+            return call.__globals__[name](*args)
         parameters, body, results = found.groups("")
         kernels = {name: functools.partial(first_call, name) for name in self.numbers}
         call = define(f"def call({parameters}):\n{body}    return ({results},)\n", "call", {**self.namespace, **kernels}, "host")
-        call.only_kernels = True
+        call.in_region = in_region
         return call
 
     @cached_property

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import minicompile
+from minicompile import frames
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.symbolic import Symbol
 from minicompile.ch01_graphs.trace import trace
@@ -22,6 +23,7 @@ from minicompile.ch07_loops.builder import Builder
 from minicompile.ch07_loops.ir import Buffer, Extern, Layout, Loop, Program, View
 from minicompile.ch07_loops.lower import lower
 from minicompile.ch08_fusion.fuse import fuse
+from minicompile.ch08_fusion.kernel import LazyKernel
 from minicompile.ch11_runtime.host import Arrived, binding, compile_schedule, only_reads, relayout
 from minicompile.config import config
 
@@ -84,7 +86,27 @@ def test_a_program_of_kernels_is_called_inside_of_the_region_and_is_not_captured
         assert compiled(x).tolist() == [1, 2, 3]
     (entry,) = hook.targets_of(f.__code__)
     graph = entry.__globals__["__graph"]
-    assert graph.only_kernels and hook.record(graph.__code__)["skipped"]
+    assert graph.in_region and hook.record(graph.__code__)["skipped"]
+
+
+def test_python_in_the_place_of_kernels_is_not_captured(monkeypatch):
+    def f(x):
+        return x.relu() + 1
+
+    def unbuilt(kernel):
+        raise ZeroDivisionError
+
+    def loaded(kernels):
+        return [lambda x, out: exec("out.copy_((lambda t: t.relu() + 1)(x))", {"x": x, "out": out})]
+    captured, compile_frame = [], frames.compile_frame
+    monkeypatch.setattr(config, "raise_on_internal_error", False)
+    monkeypatch.setattr(LazyKernel, "resolve", unbuilt)
+    monkeypatch.setattr("minicompile.ch11_runtime.host.load_reference", loaded)
+    monkeypatch.setattr(frames, "compile_frame", lambda state, *args: captured.append(state.code) or compile_frame(state, *args))
+    compiled, x = minicompile.compile(f), torch.arange(3.0)
+    with pytest.warns(RuntimeWarning, match="slow reference interpreter"):
+        assert compiled(x).tolist() == [1, 2, 3]
+    assert compiled(x).tolist() == [1, 2, 3] and captured == [f.__code__]
 
 
 def test_a_kernel_of_a_spread_program_that_cannot_be_built(monkeypatch):
