@@ -145,6 +145,10 @@ TWO_SUMS = r"""{
 # such an int16 ptxas makes the wide number first and negates it then, which gives 32768. And it takes what `abs` has given, of any width,
 # for no negative number, so that a remainder of it is one of 2147483648. So for 16 bits negations are complements in all kernels, and
 # `abs(x)` is the larger one of `x` and its complement.
+#
+# The fourth mistake is about NaN. Of a square, an `abs` or an `exp`, ptxas knows that it is not negative, and so it takes `x * x >= 0` in
+# float32 for true, whatever `x` is. With a NaN it is false. Of the comparisons that are true with a NaN it makes no such use, so each
+# other one is written as the negation of its opposite: `x * x >= 0` is not (less than 0, or NaN). The machine has both, at the same price.
 
 # %%
 EXTREME = re.compile(r"\b(?:max|min)\.[su](?:16|32)")
@@ -153,15 +157,20 @@ OF_16_BITS = NEGATION.replace("16|32", "16")
 COMPLEMENT = r"{ .reg .b\1 turned;  not.b\1 turned, \3;  add.s\1 \2, turned, 1; }"
 ABSOLUTE = r"abs\.s(16|32|64)\s+([^,;]+),([^,;]+);"
 LARGER = r"{ .reg .b\1 turned, negated;  not.b\1 turned, \3;  add.s\1 negated, turned, 1;  max.s\1 \2, \3, negated; }"
+ORDERED = r"setp\.(ge|gt|le|lt)\.f32\s+([^,;]+),([^;]+);"
+OPPOSITE = {"ge": "ltu", "gt": "leu", "le": "gtu", "lt": "geu"}
+NOT_OPPOSITE = "{ .reg .pred opposite;  setp.%s.f32 opposite,%s;  not.pred %s, opposite; }"
 
 
 def repaired(ptx: str) -> str:
     """PTX of the same meaning, without what ptxas gets wrong."""
     ptx = re.sub(ABSOLUTE, LARGER, re.sub(SUM_OF_PAIRS, TWO_SUMS, ptx))
+    ptx = re.sub(ORDERED, lambda found: NOT_OPPOSITE % (OPPOSITE[found[1]], found[3], found[2]), ptx)
     return re.sub(NEGATION if EXTREME.search(ptx) else OF_16_BITS, COMPLEMENT, ptx)
 
 
-REPAIRS = SUM_OF_PAIRS, TWO_SUMS, EXTREME.pattern, NEGATION, OF_16_BITS, COMPLEMENT, ABSOLUTE, LARGER
+REPAIRS = (SUM_OF_PAIRS, TWO_SUMS, EXTREME.pattern, NEGATION, OF_16_BITS, COMPLEMENT, ABSOLUTE, LARGER,
+           ORDERED, *OPPOSITE.values(), NOT_OPPOSITE)
 
 
 @contextlib.contextmanager

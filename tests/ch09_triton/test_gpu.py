@@ -365,3 +365,12 @@ def test_what_is_discrete_is_eagers():
         for f in (lambda a: a.abs() % 9, lambda a: a.abs() // 7, lambda a: a.abs() < 0, lambda a: a.abs().double(),
                   lambda a: a.abs().long()):
             assert torch.equal(compiled(f, a)(a)[0], f(a)), dtype
+
+
+def test_a_nan_compares_as_in_eager():
+    x = torch.tensor([float("nan"), 1.0, -2.0, 0.0, float("inf")], device="cuda")
+    for f in (lambda x: x.abs() >= 0, lambda x: x * x >= 0, lambda x: x.exp() > -1, lambda x: x.square() + 1 >= 1, lambda x: 0 <= x.abs(),
+              lambda x: torch.where(x * x >= 0, x, 7.0), lambda x: (x.abs() >= 0).sum()):
+        for dtype in (F32, BF16, torch.float16, torch.float64):
+            expected, found = f(x.to(dtype)), compiled(f, x.to(dtype))(x.to(dtype))[0]
+            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)

@@ -224,6 +224,24 @@ def test_a_remainder_of_an_absolute_number_may_be_negative(bits, tmp_path):
     assert machine_code(ptx, tmp_path)
 
 
+COMPARED = ptx_kernel(".reg .b32 %r<4>;  .reg .pred %p<2>;", """
+    ld.global.b32 %r1, [%rd1];
+    MADE;
+    mov.b32 %r3, 0f00000000;
+    setp.COMPARE.f32 \t%p1, OPERANDS;
+    selp.b32 %r1, 1, 0, %p1;
+    st.global.b32 [%rd1], %r1;
+""")
+
+
+@pytest.mark.parametrize("made", ["abs.f32 %r2, %r1", "mul.f32 %r2, %r1, %r1", "ex2.approx.ftz.f32 %r2, %r1"])
+@pytest.mark.parametrize("compare, operands", [
+    ("ge", "%r2, 0f00000000"), ("gt", "%r2, 0fBF800000"), ("le", "%r3, %r2"), ("lt", "0fBF800000, %r2")])
+def test_what_is_never_negative_may_be_nan(made, compare, operands, tmp_path):
+    """`ptxas` answers without to compare."""
+    assert "FSETP" in machine_code(COMPARED.replace("MADE", made).replace("COMPARE", compare).replace("OPERANDS", operands), tmp_path)
+
+
 @pytest.mark.skipif(launch.interpreting(), reason="compiles for a GPU")
 def test_kernels_are_assembled_without_sums_of_pairs(monkeypatch, tmp_path):
     from triton import knobs

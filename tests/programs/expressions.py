@@ -170,9 +170,11 @@ class Writer:
         if kind == "float":
             if re.search(r"// \{c\}|/ \{c\}", form):
                 return self.rng.choice(POWERS)
-            return self.rng.choice(REAL + SMALL)
+            refused = ["1e30"] if self.on_gpu and form.startswith("torch.where") else []        # by eager, of halves
+            return self.rng.choice([c for c in REAL + SMALL if c not in refused])
         if re.search(r"(//|%|div\(\{d\},|fmod\(\{d\},) ?\{c\}", form):
-            return self.rng.choice([c for c in SMALL + LARGE if c not in ("0", "-1")])
+            size = 2 ** torch.iinfo(dtype).bits             # neither 0 nor -1, as the dtype has them
+            return self.rng.choice([c for c in SMALL + LARGE if 0 < eval(c) % size < size - 1])
         return self.rng.choice(SMALL + SMALL + LARGE)
 
     def leaf(self, dtype: torch.dtype) -> Node:

@@ -87,16 +87,6 @@ def check_fill(func, *args, dtype=None, **kwargs) -> None:
             torch.full((min(math.prod(map(present, *args[:-1])), 2),) if args[:-1] else (), args[-1], dtype=dtype)
 
 
-@REFUSALS.of(aten.where.ScalarSelf, aten.where.ScalarOther)
-def check_chosen(func, condition, x, y) -> None:
-    """A GPU's kernel refuses a number that does not fit the dtype of the result; a CPU's converts it."""
-    numbers = [n for n in (x, y) if type(n) in (int, float)]
-    if condition.device.type == "cuda" and numbers:
-        dtype = torch.result_type(*(t.meta if isinstance(t, FakeTensor) else t for t in (x, y)))
-        with outside():
-            torch.full((2,), numbers[0], dtype=dtype)
-
-
 @REFUSALS.of(aten.linspace.default)
 def check_ends(func, start, end, steps, *, dtype=None, **kwargs) -> None:
     """Nor may the ends fit; two elements say so, and one says it of the first end."""
