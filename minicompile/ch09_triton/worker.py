@@ -158,19 +158,19 @@ COMPLEMENT = r"{ .reg .b\1 turned;  not.b\1 turned, \3;  add.s\1 \2, turned, 1; 
 ABSOLUTE = r"abs\.s(16|32|64)\s+([^,;]+),([^,;]+);"
 LARGER = r"{ .reg .b\1 turned, negated;  not.b\1 turned, \3;  add.s\1 negated, turned, 1;  max.s\1 \2, \3, negated; }"
 ORDERED = r"setp\.(ge|gt|le|lt)\.f32\s+([^,;]+),([^;]+);"
-OPPOSITE = {"ge": "ltu", "gt": "leu", "le": "gtu", "lt": "geu"}
+OF_OPPOSITE = {"ge": "ltu", "gt": "leu", "le": "gtu", "lt": "geu"}
 NOT_OPPOSITE = "{ .reg .pred opposite;  setp.%s.f32 opposite,%s;  not.pred %s, opposite; }"
 
 
 def repaired(ptx: str) -> str:
     """PTX of the same meaning, without what ptxas gets wrong."""
     ptx = re.sub(ABSOLUTE, LARGER, re.sub(SUM_OF_PAIRS, TWO_SUMS, ptx))
-    ptx = re.sub(ORDERED, lambda found: NOT_OPPOSITE % (OPPOSITE[found[1]], found[3], found[2]), ptx)
+    ptx = re.sub(ORDERED, lambda found: NOT_OPPOSITE % (OF_OPPOSITE[found[1]], found[3], found[2]), ptx)
     return re.sub(NEGATION if EXTREME.search(ptx) else OF_16_BITS, COMPLEMENT, ptx)
 
 
 REPAIRS = (SUM_OF_PAIRS, TWO_SUMS, EXTREME.pattern, NEGATION, OF_16_BITS, COMPLEMENT, ABSOLUTE, LARGER,
-           ORDERED, *OPPOSITE.values(), NOT_OPPOSITE)
+           ORDERED, *OF_OPPOSITE.values(), NOT_OPPOSITE)
 
 
 @contextlib.contextmanager
