@@ -162,11 +162,12 @@ def find_state() -> bool:
         told = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
         return [a ^ b.raw_repr() for a, b in zip(words(), told)]
 
-    usual, outside = difference(), words()
-    with torch._C._AutoDispatchBelowAutograd():
-        if difference() == usual and (inside := words())[0] == outside[0]:
-            unchanged.setup_below(inside[1] & ~outside[1])
-            return True
+    with torch.inference_mode(False):                      # the program may import us inside of one, where autograd is off already
+        usual, outside = difference(), words()
+        with torch._C._AutoDispatchBelowAutograd():
+            if difference() == usual and (inside := words())[0] == outside[0]:
+                unchanged.setup_below(inside[1] & ~outside[1])
+                return True
     unchanged.setup_state(0, (0,) * len(STATES))
     return False
 

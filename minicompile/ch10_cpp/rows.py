@@ -56,14 +56,14 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
     direct = direct_variable(e, kernel.vars) if atomic else None
     outer = tuple(sorted(kernel.vars, key=lambda v: v is not direct)) if atomic else kernel.vars
     plan, kept = passes(e), {}
-    group = outer[-1] if outer and not atomic and in_groups(e, plan, lane, outer) else None
-    nest = child(function, outer if group is None else outer[:-1]) if outer else function
-    if outer:
-        tabulate(e, function, nest, lane, outer)
     if isinstance(lane.size, int) and len(kernel.reduction_vars) == 1:
         twice = needed_again(e, plan, lane)
         most = SCRATCH // (lane.size * max((v.dtype.itemsize for v in twice), default=1))
         kept = dict.fromkeys(twice[:most])
+    group = outer[-1] if outer and not atomic and in_groups(e, plan, lane, outer, list(kept)) else None
+    nest = child(function, outer if group is None else outer[:-1]) if outer else function
+    if outer:
+        tabulate(e, function, nest, lane, outer)
     of_rows = [s for s in e.graph.stores if not e.graph.is_element(s)]
     for reductions, stores in plan:
         if group is None:
@@ -110,16 +110,18 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
 #
 # A log-softmax of rows of 16 to 64 floats takes two thirds of the time, a softmax four fifths, and the logarithm of a sum half. Long rows
 # have enough to do, and sixteen of them may be more than the nearest cache holds next to what else a pass touches: floats gain up to 100
-# columns, or 256 where there is a logarithm or the like to wait for, halves up to 512.
+# columns, or 256 where there is a logarithm or the like to wait for, halves up to 512. What is kept of sixteen rows has to fit on the stack
+# of a thread, too, of which a server may give it 256 KiB (`KEPT`).
 
 # %%
 GROUP = 16                   # rows that do each pass together
 LONGEST = 400                # bytes of a row that does
 LONGEST_WAITING = 1024       # the same for halves, and where there is something expensive to wait for
+KEPT = 1 << 16               # bytes of expensive values that a group keeps
 
 
-def in_groups(e: Emitter, plan: list, lane: Symbol, outer: tuple[Symbol, ...]) -> bool:
-    """Do the rows of this kernel, the last of these variables, go through its passes in groups?"""
+def in_groups(e: Emitter, plan: list, lane: Symbol, outer: tuple[Symbol, ...], kept: list[Value]) -> bool:
+    """Do the rows of this kernel, the last of these variables, go through its passes in groups, where each keeps these values?"""
     rows, of_rows = product(v.size for v in outer), [v for v in e.graph.values if not e.graph.is_element(v) and v.phase]
     if not (isinstance(rows, int) and isinstance(lane.size, int)) or len(e.kernel.reduction_vars) > 1 or \
             outer[-1].size < GROUP or rows < 2 * GROUP * e.threads or any(v.op == "indirect" for v in e.graph.values):
@@ -127,7 +129,8 @@ def in_groups(e: Emitter, plan: list, lane: Symbol, outer: tuple[Symbol, ...]) -
     loads = [v.dtype for v in e.graph.values if v.op == "load" and lane in v.dims]
     longest = LONGEST_WAITING if any(v.op in HEAVY for v in of_rows) or any(d in HALVES for d in loads) else LONGEST
     bytes_of_row = lane.size * max((d.itemsize for d in loads), default=1)
-    return (len(plan) > 1 or any(map(worth_a_table, of_rows))) and bytes_of_row <= longest
+    bytes_kept = GROUP * lane.size * sum(max(4, v.dtype.itemsize) for v in kept)
+    return (len(plan) > 1 or any(map(worth_a_table, of_rows))) and bytes_of_row <= longest and bytes_kept <= KEPT
 
 
 def _row_values(e: Emitter, nest: Scope, group: Symbol, steps: list[Value]) -> None:

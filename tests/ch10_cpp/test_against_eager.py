@@ -897,3 +897,14 @@ def test_short_rows_do_each_pass_in_groups(rows, columns, dtype):
         torch.testing.assert_close(found[~there], eager[~there], equal_nan=True)
         slack = {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float64: 1e-14}[dtype]
         assert (found - exact)[there].abs().max() <= 4 * (eager - exact)[there].abs().max() + slack, name
+
+
+@pytest.mark.parametrize("count, grouped", [(2, True), (8, False)])
+def test_what_a_group_of_rows_keeps_fits_on_a_small_stack(count, grouped):
+    def shares(x):
+        exps = [(x.double() * k).exp() for k in range(1, count + 1)]
+        return sum(e / e.sum(-1, True).log1p() for e in exps)
+    x = torch.randint(0, 3, (64, 200), dtype=torch.uint8)
+    compiled, (source,) = compile_cpp(shares, x)
+    assert source.code.count("double kept") == count and ("row0" in source.code) == grouped
+    torch.testing.assert_close(compiled(x)[0], shares(x))

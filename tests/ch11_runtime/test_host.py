@@ -16,7 +16,7 @@ from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.symbolic import Symbol
 from minicompile.ch01_graphs.trace import trace
 from minicompile.ch02_guards.memory import empty_on_cpu, facts, view, window
-from minicompile.ch02_guards.stable import below_autograd, unchanged
+from minicompile.ch02_guards.stable import below_autograd, find_state, has_state, unchanged
 from minicompile.ch03_capture import hook
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.builder import Builder
@@ -222,6 +222,18 @@ def test_below_autograd_operators_are_dispatched_as_torch_has_it():
         thread.start()
         thread.join()
     assert seen == [words()]
+
+
+@pytest.mark.skipif(not has_state, reason="the extension knows no state")
+@pytest.mark.parametrize("outer", [torch.inference_mode, torch._C._AutoDispatchBelowAutograd])
+def test_the_keys_of_autograd_are_found_where_they_are_off(outer):
+    """As in a program that calls compiled code for the first time, and so imports it, in inference mode."""
+    with outer():
+        assert find_state()
+    with torch._C._AutoDispatchBelowAutograd():
+        expected = torch._C._dispatch_tls_local_exclude_set()
+    with below_autograd():
+        assert torch._C._dispatch_tls_local_exclude_set() == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64, torch.float8_e4m3fn])
