@@ -553,6 +553,32 @@ def test_a_float_that_does_not_fit_is_refused_as_in_eager(name, large, dtype):
         assert ours == eagers if isinstance(eagers, str) else torch.allclose(ours, eagers, equal_nan=True)
 
 
+@pytest.mark.parametrize("numbers,dtype", [((1.5, 2.5, 300.0, math.nan, 3.5), torch.int8), ((1.5, 2.5, 1e30, math.inf), torch.int64),
+                                           ((1, 2, 300, 3), torch.uint8), ((1, 2, 2 ** 40, 3), torch.int32)])
+@pytest.mark.parametrize("name", ["masked_fill", "fill", "set", "full", "tensor", "threshold", "where", "clamp", "sum"])
+def test_a_number_that_no_integer_of_the_dtype_is_is_refused_as_in_eager(name, numbers, dtype):
+    f = {"masked_fill": lambda x, s: x.masked_fill(x > 2, s), "fill": lambda x, s: x.clone().fill_(s),
+         "full": lambda x, s: x.new_full((2,), s), "set": lambda x, s: operator.setitem(y := x.clone(), 0, s) or y,
+         "tensor": lambda x, s: torch.tensor(s, dtype=x.dtype),
+         "threshold": lambda x, s: F.threshold(x, 1, s), "where": lambda x, s: torch.where(x > 1, x, s), "clamp": lambda x, s: x.clamp(s),
+         "sum": lambda x, s: x + s}[name]
+
+    def outcome(f, s):
+        try:
+            return f(torch.arange(4).to(dtype), s)
+        except RuntimeError as error:
+            return str(error)
+    fast = minicompile.compile(f)
+    for s in numbers:
+        ours, eagers = outcome(fast, s), outcome(f, s)
+        assert ours == eagers if isinstance(eagers, str) else torch.equal(ours.nan_to_num(7), eagers.nan_to_num(7))
+
+
+@pytest.mark.parametrize("number", (2 ** 63, 2 ** 64 - 1))
+def test_a_number_beyond_64_bits_fills_floats(number):
+    agree(lambda x: x.masked_fill(x > 0, number), [(torch.arange(3.0),)], "loops", 1)
+
+
 def test_a_float_decides_a_branch():
     agree(lambda x, a, b: x * a if a < b else x * b,
           [(torch.rand(4), *p) for p in ((.1, .2), (.3, .4), (.5, .6), (.7, .1), (.8, .2))], graphs=3)

@@ -273,6 +273,20 @@ def test_entries_for_objects_that_die_go_with_them():
     assert dead(classes) and sum(len(state.cache.entries) for state in states.values()) <= 1
 
 
+def test_subclasses_that_a_guard_knows_are_not_kept():
+    class Base:
+        pass
+
+    compiled = minicompile.compile(lambda x: x * len(Base.__subclasses__()), backend="eager")
+    for count in (1, 2, 0, 1):
+        made = [type("Made", (Base,), {}) for _ in range(count)]
+        assert compiled(torch.ones(())) == compiled(torch.ones(())) == count
+        seen = list(map(weakref.ref, made))
+        del made
+        gc.collect()
+        assert [r() for r in seen] == [None] * count
+
+
 @pytest.mark.parametrize("backend", ["eager", "cpp"])
 def test_parameters_are_freed_at_once(backend):
     """Without the collector, when the last reference goes: memory of a GPU must not wait for it."""

@@ -109,8 +109,8 @@ def _common_device(func, args, kwargs, tensors: list[torch.Tensor]) -> torch.dev
 def _result_device(func, args, kwargs, tensors: list[torch.Tensor]) -> torch.device:
     if kwargs.get("device") is not None:
         device = torch.device(kwargs["device"])
-        if device.type == "cpu":
-            return torch.device("cpu")                                # "cpu:0" is no other
+        if device.type in ("cpu", "meta"):
+            return torch.device(device.type)                          # "cpu:0" is no other
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
         return device

@@ -419,6 +419,7 @@ def base_namespace() -> dict:
             "__same_constant": g.same_constant, "__same_keys": g.same_keys,
             "__agree": counters_agree, "__class_has": g.class_has,
             "__methods_are": torch_guards.methods_are, "__class_derives": g.class_derives, "__function_has": g.function_has,
+            "__class_leads_to": g.class_leads_to,
             "__find_plainly": object.__getattribute__, "__slot": g.slot, "__slot_is_empty": g.slot_is_empty, "__in_class": g.class_lookup,
             "__runs_code_at_death": g.runs_code_at_death, "__rest": sources.rest_of_loop, **torch_guards.ASK,
             "__new_cell": types.CellType, "__function": types.FunctionType, "__builtins__": builtins, **floats.NAMESPACE,

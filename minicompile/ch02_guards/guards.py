@@ -523,6 +523,21 @@ def class_bases(g, x, const):
     return [Condition(f"__class_derives({const(cls)}, {const(bases)})", lambda v: f"the bases of {short(strongly(cls))} were replaced")]
 
 
+def class_leads_to(cls, subclasses) -> bool:
+    """Whether these are the classes derived from it, in this order; all as `weakly` gives them."""
+    found = type.__subclasses__(strongly(cls) or object)
+    return len(found) == len(subclasses) and all(one is strongly(old) for one, old in zip(found, subclasses))
+
+
+@guard_kind("SUBCLASSES", lambda g: f"{strongly(g.expected[0]).__qualname__} has the subclasses that it had",
+       lambda facts: (weakly(facts[0]), tuple(map(weakly, facts[1]))))
+def class_subclasses(g, x, const):
+    """No source; expected: (class, its `__subclasses__()`)."""
+    cls, subclasses = g.expected
+    return [Condition(f"__class_leads_to({const(cls)}, {const(subclasses)})",
+                      lambda v: f"the subclasses of {short(strongly(cls))} are others")]
+
+
 # %% [markdown]
 # **Identity of two.** Two arguments may be the *same* tensor, or the same list. A graph traced with two different ones reads the
 # second after writing the first and sees no change, so identity among what was found is part of what was

@@ -291,10 +291,6 @@ PURE_MODULES = frozenset(("math", "cmath", "_struct", "unicodedata", "_string"))
 PURE_CLASSES = (dict, int, float, bytes, str)
 
 
-def subclasses(cls: type) -> tuple:
-    return (*type.__subclasses__(cls),)
-
-
 @REAL_CALLS.of(types.BuiltinFunctionType)
 def call_builtin(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     real = function.real
@@ -303,7 +299,8 @@ def call_builtin(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
         pure = module_name(vars(owner)) in PURE_MODULES
     elif isinstance(owner, type):
         if real.__name__ == "__subclasses__" and not args and not any(owner in cls.__mro__ for cls in tx.classes.made):
-            return ListVal([wrap(tx, cls, constant_source(tx, cls)) for cls in answer(tx, subclasses, owner)])
+            guard_thing(tx, "SUBCLASSES", owner, found := type.__subclasses__(owner))
+            return ListVal([wrap(tx, cls, constant_source(tx, cls)) for cls in found])
         pure = owner in PURE_CLASSES
     elif id(owner) in tx.objects.tracked:
         return call_method(tx, tx.objects.tracked[id(owner)], real.__name__, args, kwargs)

@@ -233,8 +233,8 @@ def of_symbols(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inpl
 
 # %% [markdown]
 # `candidates` is the order in which Python asks the methods. A subclass with a reflected method of its own is asked
-# before its base. A number of a builtin class, or a tensor, on the left takes whatever is a number (`answers_itself`): in `2.0 * n`
-# nobody asks the `__rmul__` that the class of `n`, derived from `int`, may have. If none answers, a list may be multiplied by an
+# before its base. A number of a builtin class or of NumPy, or a tensor, on the left takes whatever is a number (`answers_itself`): in
+# `2.0 * n` nobody asks the `__rmul__` that the class of `n`, derived from `int`, may have. If none answers, a list may be multiplied by an
 # object that counts as an integer, and an operator on what is constant as a whole is Python's (`fold`). So is the error, if there
 # is to be one.
 
@@ -268,6 +268,10 @@ def answers_itself(a: AbstractValue, method: str, right: type) -> bool:
     """Whether the operator of `a` is written in C and takes operands of the class `right`. A class may have it from a builtin one."""
     base = next((n for n in (int, float, complex) if issubclass(right, n)), None)
     home = getattr(lookup(a.cls, method), "__objclass__", None)
+    if a.cls is numpy.ndarray and lookup(right, "__array_ufunc__") is lookup(right, "__array_priority__") is MISSING:
+        return True                                       # its elements are asked, each with the operand
+    if issubclass(a.cls, (numpy.generic, numpy.ndarray)):
+        return base is not None or issubclass(right, numpy.generic)
     if home in (bool, int, float, complex):
         return base is not None and getattr(home(1), method)(base(1)) is not NotImplemented
     if home in (str, bytes, tuple, list) and method[2:-2] in ("lt", "le", "gt", "ge", "eq", "ne"):

@@ -40,7 +40,8 @@ from .builders import contents_of
 from .constants import as_item, as_number, from_constants, function_and_rest, is_made_of_constants, known_tensor, name_of_target
 from .exceptions import user_error
 from .keys import entries
-from .library.tensor_names import METADATA, READ_FROM_INPUT, REFUSED_METHODS, TAKES_SIZES, TAKES_VALUE, VIEW_ATTRIBUTES
+from .library.tensor_names import (
+    FILLS, FILLS_WITH_INTEGERS, METADATA, READ_FROM_INPUT, REFUSED_METHODS, TAKES_SIZES, TAKES_VALUE, VIEW_ATTRIBUTES)
 from .lookup import MISSING, lookup
 from .storage import AS_STRIDED, check_strided, guard_not_a_view, guard_viewed_leaves, guard_views, taken_without_gradients
 from .tracer import Tracer, call, guard, is_library, location, names_its_own, say_where, step_of, unsupported
@@ -195,14 +196,28 @@ def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
 
 
 def does_not_fit(args, tensors: list, target) -> bool:
-    """Is a float that varies too large for the dtype of a tensor beside it? A kernel may refuse to convert it (`x.fill_(1e300)`), so it is
-    taken for a constant, whose fit is asked (`refusals.py`). That it fits is a guard. Most operators of Python convert whatever it is."""
+    """Is a number that varies too large for the dtype of a tensor beside it? A kernel may refuse to convert it (`x.fill_(1e300)`), so it is
+    taken for a constant, whose fit is asked (`refusals.py`). That it fits is a guard. Most operators of Python convert whatever it is, and
+    of what gives integers only what fills refuses any."""
     floats = [x for x in args if type(x) is torch.SymFloat]
+    if (name := name_of_target(target)) in FILLS or name in FILLS_WITH_INTEGERS:
+        dtypes = [x for x in args if type(x) is torch.dtype] + [t.dtype for t in tensors]
+        integers = [x for x in args if type(x) is torch.SymInt]
+        if not are_of(next((d for d in dtypes if d is not torch.bool), torch.bool), integers, floats * (name in FILLS)):
+            return True
     if not floats or getattr(target, "__module__", None) == "_operator" and target not in (operator.pow, operator.ipow, operator.setitem):
         return False
     dtypes = {t.dtype for t in tensors} | {x for x in args if type(x) is torch.dtype} or {get_default_dtype()}
     largest = min([torch.finfo(d).max for d in dtypes if d.is_floating_point or d.is_complex], default=math.inf)
     return largest < FLOAT64.max and not all(abs(x) <= largest for x in floats)
+
+
+def are_of(dtype, integers, floats) -> bool:
+    """Whether an integer dtype has these numbers; any other dtype is said to have all. Nobody asks whether 64 bits hold an integer."""
+    if dtype is torch.bool or dtype.is_floating_point or dtype.is_complex:
+        return True
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    return (dtype is torch.int64 or all(low <= x <= high for x in integers)) and all(float(low) <= x <= float(high) for x in floats)
 
 
 def known_result(tx: Tracer, target, args, kwargs, result) -> AbstractValue | None:

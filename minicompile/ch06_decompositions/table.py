@@ -171,7 +171,8 @@ def constant(value, like: torch.Tensor, dtype: torch.dtype | None = None) -> tor
     dtype = dtype or like.dtype
     if type(value) in (int, float) and not -128 <= value <= 127 and math.isfinite(value):
         with outside():
-            value = torch.tensor(value, dtype=torch.int64 if type(value) is int else torch.float64).to(dtype).item()
+            whole = type(value) is int and -2**63 <= value < 2**63
+            value = torch.tensor(value, dtype=torch.int64 if whole else torch.float64).to(dtype).item()
     return aten.full.default([], value, dtype=dtype, device=like.device)
 
 

@@ -1209,3 +1209,29 @@ class Phasor(complex):
 @program(breaks=True, args=lambda: (Degrees("nan"), Phasor("nan")))
 def nans_of_classes_of_ones_own(x, a, b):
     return x + 1, a == a, a != a, b == b, b != b, a in [a], Degrees("nan") == 1
+
+
+class Reflecting:
+    def __radd__(self, other):
+        return "reflected"
+
+    def __eq__(self, other):
+        return "equal"
+
+
+class ReflectingNumber(Reflecting, float):
+    pass
+
+
+class First(Reflecting):
+    __array_ufunc__ = None
+
+
+@program(breaks=True, args=lambda: (numpy.float32(1), ReflectingNumber(2), First()))
+def a_scalar_of_numpy_takes_whatever_is_a_number(x, scalar, number, first):
+    return x + 1, scalar + number, scalar == number, scalar == first, scalar + first
+
+
+@program(breaks=True, args=lambda: (numpy.arange(2), ReflectingNumber(2), Reflecting(), First()))
+def an_array_takes_what_does_not_say_otherwise(x, a, number, other, first):
+    return x + 1, (a + number).tolist(), (a == number).tolist(), (a + other).tolist(), (a == other).tolist(), a + first, a == first

@@ -1035,7 +1035,7 @@ def device_context():
 def device_of_a_cpu_with_an_index():
     def f(x):
         made = torch.ones(2, device="cpu:0"), x.to("cpu:0", torch.float64), x.new_zeros(1, device=torch.device("cpu", 0))
-        return x + 1, [t.device for t in made], torch.device("cpu:0"), made[0].device == x.device
+        return x + 1, [t.device for t in made], torch.device("cpu:0"), made[0].device == x.device, torch.ones(2, device="meta:0").device
     return f, (rand(3),)
 
 

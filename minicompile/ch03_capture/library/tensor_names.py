@@ -6,6 +6,7 @@
 # guarded when they are read. `REFUSED_METHODS` need the numbers, the address, or change what the tensor is. The arguments of
 # `TAKES_SIZES` are sizes, among which tensors count as numbers. So does the tensor that `TAKES_VALUE` fill with, where it is known: eager
 # refuses a number that does not fit the dtype. To `fill_` it is a number on a GPU only; a CPU's kernel converts what it gets.
+# `FILLS` put a number into a tensor whose dtype has to have it; `FILLS_WITH_INTEGERS` promote the tensor where the number is a float.
 
 # %%
 import torch
@@ -26,3 +27,6 @@ READ_FROM_INPUT = frozenset(("grad", "is_leaf", "grad_fn", "name", "grad_dtype")
 TAKES_SIZES = frozenset(("view", "reshape", "expand", "repeat", "new_zeros", "new_ones", "new_empty", "new_full",
                          "unflatten", "narrow", "as_strided", "tile"))
 TAKES_VALUE = frozenset(("masked_fill", "masked_fill_", "index_fill", "index_fill_"))
+FILLS = TAKES_VALUE | {"fill", "fill_", "full", "new_full", "full_like", "tensor", "new_tensor", "scatter", "scatter_", "setitem",
+                       "_threshold", "fill_diagonal_"}
+FILLS_WITH_INTEGERS = frozenset(("where", "clamp", "clamp_", "clip", "clip_"))
