@@ -3574,6 +3574,80 @@ def test_a_cached_function_of_what_is_only_handed_on():
         check_same(compiled(torch.ones(3), holder, k), method(torch.ones(3), holder, k))
 
 
+class Pattern:
+    reverses = "reverses"
+
+    def __init__(self, text):
+        self.names, self.order = text.split(), []
+
+    def orders(self, other):
+        return self.reverses + str(self.order.extend(self.names.index(name) for name in other.names))
+
+
+@functools.lru_cache
+def prepared(pattern, of):
+    left, right = (Pattern(side) for side in pattern.split(of[0]))
+    left.orders(right)
+    return left
+
+
+@functools.lru_cache
+def shaped(pattern, shape):
+    return [shape[i] for i in pattern.order], Pattern.reverses
+
+
+@functools.lru_cache
+def in_state(n):
+    return n, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+
+class Rotary:
+    def __init__(self):
+        self.kept, self.more = None, Pattern("")
+
+    def turned(self, x, pattern):
+        with torch.autocast("cpu", torch.bfloat16):
+            x = x.permute(prepared(pattern, ("->",)).order) * 2
+        self.kept, self.more.names = x, None
+        found = prepared(pattern, ("->",))
+        return x.reshape(shaped(found, x.shape)[0]), found is prepared(pattern, ("->",))
+
+
+def test_a_cached_function_that_sees_no_change_is_called_after_a_write_and_under_autocast():
+    """As einops does."""
+    rotary, compiled = Rotary(), minicompile.compile(Rotary.turned, backend="eager", fullgraph=True)
+    for pattern in ("a b->b a", "a b->a b"):
+        for n in (3, 4, 5):
+            x = torch.randn(2, n)
+            check_same(compiled(rotary, x, pattern), Rotary.turned(Rotary(), x, pattern))
+            assert rotary.kept.shape == x.permute(prepared(pattern, ("->",)).order).shape
+
+
+def test_a_cached_function_that_may_see_a_change():
+    def after(x, name):
+        Pattern.reverses = name
+        return x + 1, shaped(prepared("a b->b a", ("->",)), (name, 2))
+
+    def written(x, name):
+        found = prepared("a b->b a", ("->",))
+        found.order.append(name)
+        return x + 1, shaped(found, (name, 2, *"abcdefghi"))[0][:2]
+
+    def within(x, n):
+        with torch.autocast("cpu", torch.bfloat16):
+            return x + 1, in_state(n)
+
+    before = Pattern.reverses
+    for f, arguments in ((after, "abac"), (written, [2, 3, 2]), (within, [2, 3, 2])):
+        answers = []
+        for one in (f, minicompile.compile(f, backend="eager")):
+            for function in (prepared, shaped, in_state):
+                function.cache_clear()
+            answers.append([one(torch.ones(2), a) for a in arguments])
+        check_same(*answers)
+    Pattern.reverses = before
+
+
 def test_caches_change_between_calls():
     functions = [table]
 

@@ -26,6 +26,7 @@ import inspect
 import json
 import logging
 import math
+import opcode
 import operator
 import posixpath
 import re
@@ -40,7 +41,7 @@ import torch
 from torch import is_grad_enabled, is_inference_mode_enabled
 
 from ...ch01_graphs.fake import storage_key
-from ...ch02_guards.identity import HEAP_TYPE, is_a, is_long_lived, weakly
+from ...ch02_guards.identity import HEAP_TYPE, is_a, is_long_lived, is_of_library, module_name, weakly
 from ...ch02_guards.sources import AttrSource, CallSource
 from ...errors import Unsupported, interrupts, marked
 from ..attributes import get_attribute, set_attribute
@@ -104,10 +105,10 @@ HANDLED[iter] = lambda tx, value, sentinel=None: iterate(tx, value) if sentinel 
 # object among the arguments, as `self`, is read where the program has it, so that no entry keeps it. A number that varies is one of
 # these arguments, too (`call_at`). But of what is a number itself, the trace knows more if the function is inlined.
 #
-# After a write of the trace or under autocast the function might see what it should not, and what the trace has made cannot be an argument
-# before the graph runs. Then the function is inlined, and has to give a number or a constant, made of its arguments alone
-# (`asks_only_arguments`): of a global that was another one the cache has the old answer. Only where an argument is a new tensor, which
-# no cache knows, may it ask and give more. What it raises is in no cache; that ends the graph, as side effects and random numbers do.
+# After a write of the trace or under autocast the function might see what it should not (`sees_no_change`), and what the trace has made
+# cannot be an argument before the graph runs. Then the function is inlined, and has to give a number or a constant, made of its arguments
+# alone (`asks_only_arguments`): of a global that was another one the cache has the old answer. Only where an argument is a new tensor,
+# which no cache knows, may it ask and give more. What it raises is in no cache; that ends the graph, as side effects and random numbers do.
 #
 # A cache that the trace makes keeps its results in the trace, under keys by the rules of CPython: one `int` or `str` is a key itself, so
 # `f(1)` and `f(1.0)` are two calls. A cache for no results at all is no cache.
@@ -115,14 +116,15 @@ HANDLED[iter] = lambda tx, value, sentinel=None: iterate(tx, value) if sentinel 
 # %%
 @REAL_CALLS.of(functools._lru_cache_wrapper)
 def call_cached(tx, function, args, kwargs):
-    arguments, is_early = [*args, *kwargs.values()], not tx.effects.changed
+    arguments = [*args, *kwargs.values()]
     if function.real.cache_parameters()["maxsize"] == 0:
         return call(tx, wrap(tx, function.real.__wrapped__), args, kwargs)
-    known = is_early and all(map(is_known, arguments))
+    is_early = not (tx.effects.changed or tx.contexts) or sees_no_change(tx, function.real, arguments)
+    known = (is_early or not tx.effects.changed) and all(map(is_known, arguments))
     if not known:
         for value in arguments:
             refuse_unhashable(value)
-    if (known or is_early and not tx.contexts) and (found := found_again(tx, function, args, kwargs, known)) is not None:
+    if (known or is_early) and (found := found_again(tx, function, args, kwargs, known)) is not None:
         return found
     is_new = any(type(v) is TensorVal and v.source is None for v in arguments)
     if not is_new and not (all(map(is_numbers_only, arguments)) and asks_only_arguments(function.real)):
@@ -231,6 +233,89 @@ def asks_only_arguments(function, *callers) -> bool:
             owners.add(id(owner))
             known += [vars(owner)[name] for name in names if name in vars(owner)]
     return all(asks_only_arguments(value, function, *callers) for value in known)
+
+
+# %% [markdown]
+# `einops` keeps what it has made of a pattern, and models ask for it under autocast, in their rotary embeddings, or after `self.cache = t`,
+# neither of which it sees. `sees_no_change` walks through all that a function may reach: what its code names in its globals, what lies in
+# its closure, classes with their methods, the arguments. Nothing there may be what the trace has written to, nor, inside of a context, of
+# PyTorch. What it does not know how to look into may be anything.
+
+# %%
+def sees_no_change(tx, function, arguments) -> bool:
+    """Whether the function does now what it does before the graph."""
+    if any(value.cls is types.ModuleType for value, _ in tx.effects.changed.values()):
+        return False
+    written = {id(value.real) for value, _ in tx.effects.changed.values()}
+    things, seen = [function.__wrapped__, *map(real_of, arguments)], {}
+    while things and len(seen) < LOOKED_AT_MOST:
+        if id(thing := things.pop()) not in seen:
+            seen[id(thing)] = thing
+            inside = None if id(thing) in written else looked_into(thing, bool(tx.contexts))
+            if inside is None:
+                return False
+            things += inside
+    return not things
+
+
+LOOKED_AT_MOST = 1000
+SCALARS = (*CONSTANT_TYPES, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType)
+
+
+def real_of(value):
+    """What the program has for an argument, or for the parts of one."""
+    if type(value) is TupleVal:
+        return tuple(map(real_of, value.items))
+    return value.value if type(value) in (Const, SymVal) else value.real
+
+
+def looked_into(thing, pytorch: bool) -> list | None:
+    """What a function finds in `thing`; None where that is not known. pytorch: and where it is of PyTorch."""
+    if type(thing) in SCALARS:
+        return []
+    if type(thing) is types.BuiltinFunctionType:
+        return None if thing in ASK_BY_NAME - {getattr} else [thing.__self__]
+    if pytorch and module_name(vars(thing) if type(thing) is types.ModuleType else thing).partition(".")[0] == "torch":
+        return None
+    if is_long_lived(thing):
+        return []
+    if type(thing) in (tuple, list, set, frozenset):
+        return list(thing)
+    if type(thing) is dict:
+        return [*thing, *thing.values()]
+    if type(thing) in INSIDE:
+        return [getattr(thing, name) for name in INSIDE[type(thing)] if hasattr(thing, name)]
+    if type(thing) is types.FunctionType:
+        return [] if is_of_library(thing, module_name(thing), thing.__qualname__) else named_by(thing, pytorch)
+    if type(thing) is type:
+        return [*vars(thing).values(), *thing.__bases__]
+    if all(cls is object or cls.__flags__ & HEAP_TYPE and "__slots__" not in vars(cls) for cls in type(thing).__mro__):
+        return [type(thing), *thing.__dict__.values()]
+    return None
+
+
+INSIDE = {functools._lru_cache_wrapper: ("__wrapped__",), staticmethod: ("__func__",), classmethod: ("__func__",),
+          property: ("fget", "fset", "fdel"), types.CellType: ("cell_contents",)}
+
+
+def named_by(function, pytorch: bool) -> list | None:
+    """What the code of a function names, in the modules that it names, too."""
+    codes, names = [function.__code__], set()
+    for code in codes:
+        names.update(code.co_names)
+        codes += [constant for constant in code.co_consts if type(constant) is types.CodeType]
+    if any(opcode.opmap["IMPORT_NAME"] in code.co_code[::2] for code in codes):
+        return None
+    found, spaces = [*(function.__closure__ or ()), function.__defaults__, function.__kwdefaults__], [function.__globals__, vars(builtins)]
+    for space in spaces:
+        for value in [space[name] for name in names if name in space]:
+            if type(value) is not types.ModuleType:
+                found.append(value)
+            elif pytorch and module_name(vars(value)).partition(".")[0] == "torch":
+                return None
+            elif not any(vars(value) is other for other in spaces):
+                spaces.append(vars(value))
+    return found
 
 
 COMPUTE = {"builtins", "math", "cmath", "_operator"}
