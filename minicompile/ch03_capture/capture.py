@@ -49,7 +49,7 @@ from .hook import EVALUATE
 from .inputs import fixed_marks, guard_counters, guard_sizes
 from .interpreter import Frame, StopTrace, has_cleanup, run_instructions
 from .library import (  # noqa: F401
-    builtins_, classes, containers, control_flow, fields, items, iterators, modules, regions, standard, tensor_attributes,
+    builtins_, caches, classes, containers, control_flow, fields, items, iterators, modules, regions, standard, tensor_attributes,
     torch_functions)
 from .library.contexts import close_all, set_grad
 from .library.graph_functions import OVERLOADS
