@@ -162,8 +162,8 @@ def real(x):
 # %% [markdown]
 # ## Small helpers
 #
-# What many rules need: a constant and a range of numbers as tensors, and the dims of a reduction in one spelling. A constant is of the dtype
-# of the tensor beside it, also where it does not fit.
+# What many rules need: a constant and a range of numbers as tensors, and the dims of a reduction in one spelling. A constant is of the
+# dtype of the tensor beside it, also where it does not fit.
 
 # %%
 def constant(value, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
