@@ -175,7 +175,8 @@ MACHINES = {"h200": "an H200", "h100": "an H100", "cpu": "a CPU"}           # by
 WORKS = {"captions": "Captions of images", "gpt2": "GPT-2 124M", "nanogpt": "nanoGPT, characters", "resnet50": "ResNet-50",
          "overhead": "What surrounds the kernels", "chains": "Fused chains", "curves": "Block sizes and lengths of rows",
          "zoo": "A zoo of models", "transformers": "Hugging Face transformers", "random-programs": "Random programs",
-         "random-tensor-programs": "Random tensor programs"}
+         "random-tensor-programs": "Random tensor programs", "random-derivatives": "Random derivatives of derivatives",
+         "random-expressions": "Random expressions"}
 
 
 def results(root: pathlib.Path) -> Page:
