@@ -381,7 +381,7 @@ print(part(softmax, "float kept", "    const float v9"))
 # of the row, in double:
 
 # %%
-variance = watch(lambda t: t.var(1), torch.randn(64, 100), dynamic=False).half()["compiled"].sources[0].code
+variance = watch(lambda t: t.var(1), torch.randn(64, 320), dynamic=False).half()["compiled"].sources[0].code
 print(part(variance, "double mean", "    // "))
 
 # %% [markdown]

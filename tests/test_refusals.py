@@ -348,6 +348,14 @@ def test_a_softmax_over_a_dimension_that_is_not_there(rung):
             minicompile.compile(lambda x: x.softmax(1), backend=rung)(torch.arange(3).to(dtype))
 
 
+def test_an_error_about_a_call_accepts_no_dtype():
+    x = torch.arange(3)
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        minicompile.compile(lambda x: x.softmax(1), backend="aot_eager")(x)
+    with pytest.raises(NotImplementedError, match="not implemented for 'Long'"):
+        minicompile.compile(lambda x: x.softmax(0), backend="aot_eager", fullgraph=True)(x)
+
+
 def test_a_gradient_for_a_view_that_a_write_has_invalidated(monkeypatch):
     monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
     def f(v):

@@ -93,7 +93,7 @@ def check_with_kernel(func, kwargs, flat, spec) -> None:
         raise type(error)(*error.args)  # asked again the next time: it may be about the numbers or the shapes of this call
     if error is not None and mixed and not on_cpu and ABOUT_TWO.search(str(error)):
         raise Unsupported(f"{func} of these dtypes, which a CPU refuses, as a GPU may")
-    if not shared:
+    if error is None and not shared:            # else it was about something of this call, and dtypes may not have been looked at
         _ACCEPTED.add(key)
 
 
