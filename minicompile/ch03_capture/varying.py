@@ -24,6 +24,9 @@ from .values import (
 from .wrap import realize, wait, wrap
 
 
+MOST_LETTERS = 4096              # letters of an expression that the entry computes
+
+
 def computed(tx: Tracer, function, args, named: dict) -> AbstractValue | None:
     """function(*args, **named) where the entry can compute it from numbers that vary; None where it cannot, or there are none."""
     if tx.symbols.env.frozen or not any(map(varies_in, (*args, *named.values()))):
@@ -31,6 +34,8 @@ def computed(tx: Tracer, function, args, named: dict) -> AbstractValue | None:
     try:
         source, result = application(tx, function, args, named)
     except NotConstant:
+        return None
+    if len(source.text()) > MOST_LETTERS:                    # each `s = s % 5 + s` doubles it
         return None
     if type(result) in (bool, numpy.bool_):
         guard(tx, source if type(result) is bool else CallSource(source, "item"), "CONSTANT_MATCH", bool(result))

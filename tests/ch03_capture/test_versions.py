@@ -801,3 +801,15 @@ def test_comprehensions_beyond_the_limit_run_as_they_are(monkeypatch):
         cache = [(torch.randn(2), torch.randn(3)) for _ in range(size)]
         torch.testing.assert_close(compiled(cache), program(cache), rtol=0, atol=0)
     assert captured == ["program"] * minicompile.config.recompile_limit
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.int64, float, int])
+def test_a_number_computed_from_itself_many_times(kind):
+    """The expression for it doubles in each turn: what has become too long is taken for a constant."""
+    def f(x, s):
+        for _ in range(40):
+            s = s % 5 + s
+        return x * s
+    compiled, x = minicompile.compile(f, backend="eager"), torch.ones(2)
+    for i in range(3):
+        assert torch.equal(compiled(x, kind(i + 2)), f(x, kind(i + 2)))
