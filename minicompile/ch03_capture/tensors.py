@@ -165,7 +165,7 @@ def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
         args, kwargs = [*map(as_dtype, args)], {k: as_dtype(v) for k, v in kwargs.items()}
     fx_args = tuple(to_arg(tx, a) for a in args)
     fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
-    if "from" in fx_kwargs and name_of_target(target) in ("random_", "uniform_"):       # in a text, no argument has this name
+    if "from" in fx_kwargs and name in ("random_", "uniform_"):       # in a text, no argument has this name
         fx_args = (*fx_args, fx_kwargs.pop("from"))
     if odd := next(filter(keyword.iskeyword, fx_kwargs), None):
         unsupported(tx, f"an argument with the name {odd}, a keyword of Python")
@@ -173,7 +173,7 @@ def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
         target = torch.pow              # in the text of a graph, `-2.0 ** x` is -(2.0 ** x)
     fakes = []
     fake_args, fake_kwargs = fake_of(fx_args, fakes), fake_of(fx_kwargs, fakes)
-    if does_not_fit((*fake_args, *fake_kwargs.values()), fakes, target):
+    if does_not_fit((*fake_args, *fake_kwargs.values()), fakes, target, name):
         return emit(tx, target, [*map(specialize, args)], {k: specialize(v) for k, v in kwargs.items()})
     before = [f._version for f in fakes]
     check_operands(tx, name, fakes)
@@ -195,12 +195,12 @@ def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
     return wrap_result(tx, node, result)
 
 
-def does_not_fit(args, tensors: list, target) -> bool:
+def does_not_fit(args, tensors: list, target, name: str) -> bool:
     """Is a number that varies too large for the dtype of a tensor beside it? A kernel may refuse to convert it (`x.fill_(1e300)`), so it is
     taken for a constant, whose fit is asked (`refusals.py`). That it fits is a guard. Most operators of Python convert whatever it is, and
     of what gives integers only what fills refuses any."""
     floats = [x for x in args if type(x) is torch.SymFloat]
-    if (name := name_of_target(target)) in FILLS or name in FILLS_WITH_INTEGERS:
+    if name in FILLS or name in FILLS_WITH_INTEGERS:
         dtypes = [x for x in args if type(x) is torch.dtype] + [t.dtype for t in tensors]
         integers = [x for x in args if type(x) is torch.SymInt]
         if not are_of(next((d for d in dtypes if d is not torch.bool), torch.bool), integers, floats * (name in FILLS)):

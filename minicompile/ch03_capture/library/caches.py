@@ -147,6 +147,14 @@ def inline_cached(tx, function, args, kwargs):
     return result
 
 
+def codes_of(function) -> list:
+    """The code of a function, and of those that are made in it."""
+    codes = [function.__code__]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if type(constant) is types.CodeType]
+    return codes
+
+
 def asks_only_arguments(function, *callers) -> bool:
     """Whether what a function gives is made of its arguments alone: what its code names besides are such functions and what only computes,
     and the modules and the classes of libraries in which these are."""
@@ -154,10 +162,7 @@ def asks_only_arguments(function, *callers) -> bool:
         return asks_only_arguments(function.__wrapped__, *callers)
     if type(function) is not types.FunctionType or function in callers:
         return function in callers or only_computes(function)
-    codes, names = [function.__code__], set()
-    for code in codes:
-        names.update(code.co_names)
-        codes += [constant for constant in code.co_consts if type(constant) is types.CodeType]
+    names = set().union(*(code.co_names for code in codes_of(function)))
     known = [function.__globals__[name] for name in names if name in function.__globals__]
     known += [vars(builtins)[name] for name in names if name in vars(builtins)]
     known += [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
@@ -241,10 +246,8 @@ INSIDE = {functools._lru_cache_wrapper: ("__wrapped__",), staticmethod: ("__func
 # %%
 def named_by(function, pytorch: bool) -> list | None:
     """What the code of a function names, in the modules that it names, too."""
-    codes, names = [function.__code__], set()
-    for code in codes:
-        names.update(code.co_names)
-        codes += [constant for constant in code.co_consts if type(constant) is types.CodeType]
+    codes = codes_of(function)
+    names = set().union(*(code.co_names for code in codes))
     if any(opcode.opmap["IMPORT_NAME"] in code.co_code[::2] for code in codes):
         return None
     found, spaces = [*(function.__closure__ or ()), function.__defaults__, function.__kwdefaults__], [function.__globals__, vars(builtins)]
