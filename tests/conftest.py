@@ -16,6 +16,7 @@ import torch
 from torch.testing._internal import common_utils
 
 import minicompile
+from minicompile import frames
 from minicompile.ch10_cpp import build
 
 # PyTorch's database of operators looks for the unittest that asks for samples, through all of the stack and its sources, each time.
@@ -101,3 +102,11 @@ def fresh(reset):
     """Also, errors of the compiler itself reach the test: `pytestmark = pytest.mark.usefixtures("fresh")`."""
     with minicompile.config.patch(raise_on_internal_error=True):
         yield
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    """The codes that are captured from now on."""
+    codes, compile_frame = [], frames.compile_frame
+    monkeypatch.setattr(frames, "compile_frame", lambda state, *args: codes.append(state.code) or compile_frame(state, *args))
+    return codes

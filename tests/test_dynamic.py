@@ -534,22 +534,26 @@ def test_what_needs_the_number_is_compiled_for_it():
     agree(lambda x, s: x * int(s), [(torch.rand(4), s) for s in (1.5, 1.7, 2.5)], graphs=6)
 
 
+FILLINGS = {"fill": lambda x, s: x.clone().fill_(s), "full": lambda x, s: x.new_full((2,), s), "sum": lambda x, s: x + s,
+            "set": lambda x, s: operator.setitem(y := x.clone(), 0, s) or y}
+
+
+def filled(f, dtype, s):
+    """What f makes of four numbers and s, or the words of its error."""
+    try:
+        return f(torch.arange(4).to(dtype), s)
+    except RuntimeError as error:
+        return str(error)
+
+
 @pytest.mark.parametrize("large,dtype", [(1e300, torch.float32), (1e300, torch.bfloat16), (1e5, torch.float16), (math.inf, torch.float32)])
 @pytest.mark.parametrize("name", ["masked_fill", "fill", "alpha", "power", "set", "full", "clamp", "sum"])
 def test_a_float_that_does_not_fit_is_refused_as_in_eager(name, large, dtype):
-    f = {"masked_fill": lambda x, s: x.masked_fill(x > 2, s * 2), "fill": lambda x, s: x.clone().fill_(s),
-         "alpha": lambda x, s: torch.add(x, x, alpha=s), "power": lambda x, s: x ** s, "full": lambda x, s: x.new_full((2,), s),
-         "set": lambda x, s: operator.setitem(y := x.clone(), 0, s) or y, "clamp": lambda x, s: x.clamp(max=s),
-         "sum": lambda x, s: x + s}[name]
-
-    def outcome(f, s):
-        try:
-            return f(torch.arange(4).to(dtype), s)
-        except RuntimeError as error:
-            return str(error)
+    f = {**FILLINGS, "masked_fill": lambda x, s: x.masked_fill(x > 2, s * 2),
+         "alpha": lambda x, s: torch.add(x, x, alpha=s), "power": lambda x, s: x ** s, "clamp": lambda x, s: x.clamp(max=s)}[name]
     fast = minicompile.compile(f, backend="aot_eager")
     for s in (1.5, 2.5, large, 3.5):
-        ours, eagers = outcome(fast, s), outcome(f, s)
+        ours, eagers = filled(fast, dtype, s), filled(f, dtype, s)
         assert ours == eagers if isinstance(eagers, str) else torch.allclose(ours, eagers, equal_nan=True)
 
 
@@ -557,22 +561,14 @@ def test_a_float_that_does_not_fit_is_refused_as_in_eager(name, large, dtype):
                                            ((1, 2, 300, 3), torch.uint8), ((1, 2, 2 ** 40, 3), torch.int32)])
 @pytest.mark.parametrize("name", ["masked_fill", "fill", "set", "full", "tensor", "threshold", "where", "clamp", "sum"])
 def test_a_number_that_no_integer_of_the_dtype_is_is_refused_as_in_eager(name, numbers, dtype):
-    f = {"masked_fill": lambda x, s: x.masked_fill(x > 2, s), "fill": lambda x, s: x.clone().fill_(s),
-         "full": lambda x, s: x.new_full((2,), s), "set": lambda x, s: operator.setitem(y := x.clone(), 0, s) or y,
-         "tensor": lambda x, s: torch.tensor(s, dtype=x.dtype),
-         "threshold": lambda x, s: F.threshold(x, 1, s), "where": lambda x, s: torch.where(x > 1, x, s), "clamp": lambda x, s: x.clamp(s),
-         "sum": lambda x, s: x + s}[name]
-
-    def outcome(f, s):
-        try:
-            return f(torch.arange(4).to(dtype), s)
-        except RuntimeError as error:
-            return str(error)
+    f = {**FILLINGS, "masked_fill": lambda x, s: x.masked_fill(x > 2, s), "tensor": lambda x, s: torch.tensor(s, dtype=x.dtype),
+         "threshold": lambda x, s: F.threshold(x, 1, s), "where": lambda x, s: torch.where(x > 1, x, s),
+         "clamp": lambda x, s: x.clamp(s)}[name]
     fast = minicompile.compile(f)
     for s in numbers:
         if name == "clamp" and s != s:                  # PyTorch 2.11 leaves integers as they are
             continue
-        ours, eagers = outcome(fast, s), outcome(f, s)
+        ours, eagers = filled(fast, dtype, s), filled(f, dtype, s)
         assert ours == eagers if isinstance(eagers, str) else torch.equal(ours.nan_to_num(7), eagers.nan_to_num(7))
 
 

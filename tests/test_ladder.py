@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import minicompile
-from minicompile import frames
 from minicompile.bench.models import GPT, Bottleneck, GPTConfig
 
 RUNGS = ["eager", "aot_eager", "decomposed", "loops", "cpp"]
@@ -260,9 +259,7 @@ def test_indices_whose_numerators_are_negative(name, dynamic):
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run by test_triton_rung in a process of its own")
 @pytest.mark.parametrize("name", [*INDICES, *HALVES])
-def test_triton_exact(name, monkeypatch):
-    captured, compile_frame = [], frames.compile_frame
-    monkeypatch.setattr(frames, "compile_frame", lambda state, *args: captured.append(state.code) or compile_frame(state, *args))
+def test_triton_exact(name, captured):
     if name in HALVES:
         check_halves(name, torch.float16, "triton")
         check_halves(name, torch.bfloat16, "triton")

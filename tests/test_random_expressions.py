@@ -1,13 +1,10 @@
 """Random programs dense in expressions: `tests/programs/expressions.py`."""
 import ast
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 from programs import compare, expressions
-from programs.run import run_seeds
+from programs.run import differ_interpreted, run_seeds
 
 from minicompile.ch10_cpp.ops import CPP_OPS, register_type
 
@@ -32,17 +29,7 @@ def test_found_before(path, rung):
 
 @pytest.mark.processes
 def test_in_tritons_interpreter():
-    run = subprocess.run([sys.executable, "-c", f"""
-from tests.programs.compare import check
-from tests.programs.run import run_seeds, setup
-setup()
-failures, _ = run_seeds(("expressions", "cpu", 0, 2, "triton", 0, None, float("inf")))
-for path in {[str(p) for p in FOUND]}:
-    found = check(open(path).read(), "triton")
-    failures += [(path, found)] if found else []
-assert not failures, failures
-"""], env=dict(os.environ, TRITON_INTERPRET="1"), cwd=pathlib.Path(__file__).parents[1], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-3000:]
+    assert differ_interpreted("expressions", 2, FOUND) == ""
 
 
 def test_a_program_is_its_seeds_and_returns_dozens_of_expressions():

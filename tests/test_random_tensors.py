@@ -3,13 +3,11 @@ import functools
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 from programs import compare, run, tensors
-from programs.run import refuses_values, run_seeds
+from programs.run import differ_interpreted, refuses_values, run_seeds
 
 from minicompile.ch01_graphs import symbolic
 from minicompile.ch05_autograd import aliases, functionalize, region
@@ -46,18 +44,7 @@ def test_found_before(path, rung):
 
 @pytest.mark.processes
 def test_in_tritons_interpreter():
-    """Triton decides at import whether it interprets, so these programs run in a process of their own."""
-    run = subprocess.run([sys.executable, "-c", f"""
-from tests.programs.compare import check
-from tests.programs.run import run_seeds, setup
-setup()
-failures, _ = run_seeds(("tensors", "cpu", 0, 8, "triton", 0, None, float("inf")))
-for path in {[str(p) for p in FOUND]}:
-    found = check(open(path).read(), "triton")
-    failures += [(path, found)] if found else []
-assert not failures, failures
-"""], env=dict(os.environ, TRITON_INTERPRET="1"), cwd=pathlib.Path(__file__).parents[1], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-3000:]
+    assert differ_interpreted("tensors", 8, FOUND) == ""
 
 
 def test_programs_that_would_end_a_process_on_a_gpu_are_known():

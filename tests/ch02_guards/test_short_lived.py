@@ -254,15 +254,21 @@ def test_hooks_and_the_gradient_of_a_tensor():
     assert not hooks.record(nn.Linear(1, 1)) and not bare.record(object())
 
 
-@needs_memo
-def test_a_training_step_checks_nothing_twice(monkeypatch):
-    full = []
+@pytest.fixture
+def full(monkeypatch):
+    """The memos whose guards are checked in full from now on."""
+    checked = []
 
     def refresh(memo, *rest):
-        full.append(memo)
+        checked.append(memo)
         return stable.refresh(memo, *rest)
     hook.skip_code(refresh.__code__)
     monkeypatch.setattr(codegen, "refresh", refresh)
+    return checked
+
+
+@needs_memo
+def test_a_training_step_checks_nothing_twice(full):
     net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
 
@@ -310,14 +316,7 @@ LINEAR = nn.Linear(2, 2)
 @needs_memo
 @pytest.mark.parametrize("program", [lambda net, batch: net(batch.tokens()), lambda net, batch: batch.model(batch.tokens()),
                                      lambda net, batch: net(getattr(batch, "y", batch.x) if hasattr(batch, "total") else batch.x)])
-def test_an_argument_that_is_made_for_the_call_leaves_the_model_its_memo(program, monkeypatch):
-    full = []
-
-    def refresh(memo, *rest):
-        full.append(memo)
-        return stable.refresh(memo, *rest)
-    hook.skip_code(refresh.__code__)
-    monkeypatch.setattr(codegen, "refresh", refresh)
+def test_an_argument_that_is_made_for_the_call_leaves_the_model_its_memo(program, full):
     run = agrees(program)
     for i in range(6):
         if i == 3:
@@ -347,16 +346,10 @@ class Doubled(Registry):
 
 @needs_memo
 @pytest.mark.parametrize("cls, again", [(Registry, False), (Doubled, True)])
-def test_a_class_derived_from_dict_is_looked_at_once(cls, again, monkeypatch):
-    full, registry = [], cls()
+def test_a_class_derived_from_dict_is_looked_at_once(cls, again, full, monkeypatch):
+    registry = cls()
     for i in range(stable.ENOUGH + 2):
         registry[i] = {"n": i}
-
-    def refresh(memo, *rest):
-        full.append(memo)
-        return stable.refresh(memo, *rest)
-    hook.skip_code(refresh.__code__)
-    monkeypatch.setattr(codegen, "refresh", refresh)
     read = agrees(lambda x: x * sum(registry[str(i)]["n"] for i in range(stable.ENOUGH + 2)))
     for _ in range(3):
         read(X)

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import minicompile
-from minicompile import frames
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.symbolic import Symbol
 from minicompile.ch01_graphs.trace import trace
@@ -89,7 +88,7 @@ def test_a_program_of_kernels_is_called_inside_of_the_region_and_is_not_captured
     assert graph.in_region and hook.record(graph.__code__)["skipped"]
 
 
-def test_python_in_the_place_of_kernels_is_not_captured(monkeypatch):
+def test_python_in_the_place_of_kernels_is_not_captured(captured, monkeypatch):
     def f(x):
         return x.relu() + 1
 
@@ -98,11 +97,9 @@ def test_python_in_the_place_of_kernels_is_not_captured(monkeypatch):
 
     def loaded(kernels):
         return [lambda x, out: exec("out.copy_((lambda t: t.relu() + 1)(x))", {"x": x, "out": out})]
-    captured, compile_frame = [], frames.compile_frame
     monkeypatch.setattr(config, "raise_on_internal_error", False)
     monkeypatch.setattr(LazyKernel, "resolve", unbuilt)
     monkeypatch.setattr("minicompile.ch11_runtime.host.load_reference", loaded)
-    monkeypatch.setattr(frames, "compile_frame", lambda state, *args: captured.append(state.code) or compile_frame(state, *args))
     compiled, x = minicompile.compile(f), torch.arange(3.0)
     with pytest.warns(RuntimeWarning, match="slow reference interpreter"):
         assert compiled(x).tolist() == [1, 2, 3]

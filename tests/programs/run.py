@@ -5,7 +5,10 @@ import collections
 import functools
 import logging
 import os
+import pathlib
 import re
+import subprocess
+import sys
 import time
 import warnings
 
@@ -135,3 +138,19 @@ def run_seeds(args):
     return failures, features
 
 
+
+
+def differ_interpreted(kind: str, count: int, found: list) -> str:
+    """What differs in Triton's interpreter, of so many programs and of those in files; nothing where none does. Triton decides at import
+    whether it interprets, so they run in a process of their own."""
+    run = subprocess.run([sys.executable, "-c", f"""
+from tests.programs.compare import check
+from tests.programs.run import run_seeds, setup
+setup()
+failures, _ = run_seeds(("{kind}", "cpu", 0, {count}, "triton", 0, None, float("inf")))
+for path in {[str(p) for p in found]}:
+    found = check(open(path).read(), "triton")
+    failures += [(path, found)] if found else []
+assert not failures, failures
+"""], env=dict(os.environ, TRITON_INTERPRET="1"), cwd=pathlib.Path(__file__).parents[2], capture_output=True, text=True)
+    return run.stderr[-3000:] or f"exit status {run.returncode}" if run.returncode else ""
