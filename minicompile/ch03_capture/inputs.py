@@ -36,7 +36,7 @@ def placeholder_name(source: Source) -> str:
 
 # %% [markdown]
 # `wrap_tensor` does this for one tensor. First it refuses what no fake can stand for: subclasses, sparse and
-# quantized tensors, those that a transform of `torch.func` has wrapped, and one whose gradient has another shape (`other_shape`).
+# quantized tensors, those that a transform of `torch.func` has wrapped, and one whose gradient has another form (`other_form`).
 # (A tensor without a source was made at compile time, and gets one in the entry's tuple of constants.) Then it decides which dimensions
 # vary, writes the guard on the metadata, with exactly these dimensions left open, and makes the fake, with a symbol in each of them.
 # The placeholder and the fake go into a `TensorVal`, and `of_fake` leads from a fake back to it, for whoever meets only the fake, as the
@@ -52,8 +52,8 @@ def wrap_tensor(tx, real, source):
         unsupported(tx, f"a tensor of layout {what}")
     if not has_memory(real):
         unsupported(tx, "a tensor that a transform of torch.func has wrapped")
-    if real.requires_grad and other_shape(real):
-        unsupported(tx, "a tensor that was given memory of another shape, while its gradient has the old one")
+    if real.requires_grad and other_form(real):
+        unsupported(tx, "a tensor that was given memory of another shape or dtype, while its gradient has the old one")
     if source is None:
         source = constant_source(tx, real)
     dynamic, steps = dynamic_dims(tx, real, source), dynamic_strides(tx, real, source)
@@ -77,11 +77,16 @@ def wrap_tensor(tx, real, source):
     return value
 
 
-def other_shape(real: torch.Tensor) -> bool:
-    """Has an assignment to `data` left a tensor with a history of another shape? The engine asks for gradients of that shape. A view is
-    not asked, since a question for its history may change what autograd says next."""
+def other_form(real: torch.Tensor) -> bool:
+    """Has an assignment to `data` left a tensor with a history of another shape or dtype? The engine asks for gradients of that form. A
+    view is not asked, since a question for its history may change what autograd says next."""
     node = None if real._is_view() else real.grad_fn
-    return node is not None and tuple(node._input_metadata[real.output_nr].shape) != tuple(real.shape)
+    return node is not None and not is_form_of(node._input_metadata[real.output_nr], real)
+
+
+def is_form_of(metadata, tensor: torch.Tensor) -> bool:
+    """Has `tensor` the form of which the engine asks a gradient to be?"""
+    return (tuple(metadata.shape), metadata.dtype) == (tuple(tensor.shape), tensor.dtype)
 
 
 # %% [markdown]

@@ -244,6 +244,7 @@ class OutputPlan:
         source, known = self.sources[root], root in self.position
         # Autograd remembers of what may not be written in place that it is one of several views that an operator gave, or of gradients off
         marked = o.requires_grad and o._base is source and (any(step.index is not None for step in steps) or has_own_gradient(o, source))
+        marked = marked or o._is_view() and o.requires_grad and viewed_without_gradients(o)
         apart = not o.requires_grad and counted_apart(o, source)
         lazy = o.meta.is_conj() or o.meta.is_neg()          # which `numpy()` and `view_as_real` refuse
         repeats = o._base is source and source.requires_grad and not each_has_its_place(o) and not has_own_gradient(o, source)

@@ -317,8 +317,11 @@ def start(source: KernelSource, device: int, aligned: bool = True, started: dict
 
 
 def finish(source: KernelSource, device: int, aligned: bool, task: dict, wait: Callable | None) -> Callable:
-    """Wait for the compiler and load the kernel; by Triton's own launcher where ours cannot be built."""
+    """Wait for the compiler and load the kernel; by Triton's own launcher where ours cannot be built. What a compiler that died could not
+    compile is not tried in this process, which would die as well."""
     error = wait() if wait else ""
+    if error.startswith(worker.DIED):
+        raise RuntimeError(f"Triton cannot compile {source.name}: {error}\n{source.code}")
     result = None if error else read_result(task)
     if result is None:
         try:

@@ -198,6 +198,9 @@ def print_value(p: Printer, value: Value):
         text = f"{value_text(p, args[0])}.to({triton_type(dtype)}, bitcast=True)"
     elif op == "philox":
         text = philox_text(p, value)
+    elif op in EXTREMES and may_end_llvm(value):
+        a, b = (value_text(p, v) for v in args)
+        text = f"tl.where(({a} {EXTREMES[op]} {b}) | ({a} != {a}), {a}, {b})"
     elif op in OPS:
         literal = op in LITERALS_FIT and any(a.op != "constant" for a in args)
         text = OPS[op](args[-1].dtype, *[value_text(p, a, literal) for a in args])
@@ -207,6 +210,22 @@ def print_value(p: Printer, value: Value):
         p.names[value] = text
     else:
         p.say(f"{name} = {text}", value.loop)
+
+
+# %% [markdown]
+# One combination must not reach the LLVM of Triton 3.6: `minimum(x / y, minimum(x, y))`. Where two operands of a minimum are instructions
+# with equal operands, it asks of which kind of extreme they are, also of the division with exact rounding, which is none, and ends its
+# process. LLVM finds more operands equal than are one value here, so the extreme of a quotient and another computed number is chosen by
+# a comparison. (A bound of `clamp` is a constant.)
+
+# %%
+EXTREMES = {"minimum": "<", "maximum": ">"}
+
+
+def may_end_llvm(value: Value) -> bool:
+    """Whether an extreme has a quotient and no constant to choose from."""
+    ops = {a.op for a in value.args}
+    return value.dtype is torch.float32 and not ops.isdisjoint(("truediv", "reciprocal")) and "constant" not in ops
 
 
 # %% [markdown]

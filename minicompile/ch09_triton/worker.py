@@ -268,6 +268,9 @@ def warm_up() -> None:
 # leads to standard error from the beginning.
 
 # %%
+DIED = "the compiler process died with status"
+
+
 def serve(slots: int) -> None:
     """Read tasks until standard input closes; at most `slots` children at a time."""
     results = os.dup(1)
@@ -289,7 +292,7 @@ def serve(slots: int) -> None:
         while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
             number = running.pop(ended[0])
             if ended[1]:
-                os.write(results, f"{number} the compiler process died with status {ended[1]}\n".encode())
+                os.write(results, f"{number} {DIED} {ended[1]}\n".encode())
         while waiting and len(running) < slots:
             task = waiting.pop(0)
             pid = os.fork()

@@ -37,6 +37,7 @@ import torch
 
 from ..ch01_graphs.graph import history_of
 from ..ch02_guards.sources import AttrSource
+from ..ch03_capture.inputs import is_form_of
 from ..ch03_capture.tensors import emit
 from ..ch03_capture.tracer import Tracer, answer, guard, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, Const, TensorVal, TupleVal
@@ -197,8 +198,8 @@ def check_form(tx: Tracer, tensor: TensorVal, call: str):
     have got memory of another form."""
     if tensor.real.requires_grad:
         node, i = torch.autograd.graph.get_gradient_edge(tensor.real)[:2]
-        if tuple(node._input_metadata[i].shape) != tuple(tensor.real.shape):
-            unsupported(tx, f"{call} into a tensor that has got another shape since it was first differentiated")
+        if not is_form_of(node._input_metadata[i], tensor.real):
+            unsupported(tx, f"{call} into a tensor that has got another shape or dtype since it was first differentiated")
 
 
 def check_history(tx: Tracer, outputs: list, wanted: list):

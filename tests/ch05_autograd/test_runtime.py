@@ -971,6 +971,21 @@ def test_autograd_does_not_see_what_is_written_to_data(where):
         assert x.tolist() == [1, 1, 1] and (x._version == 0) == ("data" in where)
 
 
+@pytest.mark.parametrize("change", [torch.Tensor.double, lambda x: x[:1]], ids=["dtype", "shape"])
+def test_data_of_another_form_than_the_gradient(change):
+    """The engine asks for a gradient of the form in which the tensor was computed, and casts or refuses another one."""
+    def f(x):
+        return torch.autograd.grad(x.sin().sum(), x)[0]
+    for compiled in (f, minicompile.compile(f)):
+        x = torch.ones(2).half().requires_grad_() * 1.5
+        x.data = change(x.data)
+        if len(x) == 1:
+            with pytest.raises(RuntimeError, match="invalid gradient"):
+                compiled(x)
+        else:
+            assert compiled(x).dtype is torch.float16
+
+
 def test_data_of_a_view_of_a_leaf():
     def f(v):
         v.data.mul_(3)
@@ -1237,6 +1252,19 @@ def test_random_numbers_that_nobody_reads_are_drawn(backend):
         run(torch.zeros(3))
         after.append(torch.rand(2))
     assert torch.equal(*after)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_a_view_of_a_new_leaf_taken_without_gradients_is_a_view(backend):
+    """To which autograd lets nobody write later."""
+    def f(x):
+        leaf = (x * x).detach().requires_grad_()
+        with torch.no_grad():
+            return leaf[1:]
+    for view in (f(torch.ones(3)), minicompile.compile(f, backend=backend)(torch.ones(3))):
+        assert view._is_view() and view.requires_grad and view.grad_fn is None and view._base.requires_grad
+        with pytest.raises(RuntimeError, match="no_grad mode"):
+            view.add_(1)
 
 
 def test_a_view_of_a_view_taken_without_gradients():

@@ -657,6 +657,24 @@ def test_products_with_factors_of_zero(f):
     torch.testing.assert_close(compiled(torch.tensor(rows, requires_grad=True)), curvature(torch.tensor(rows, requires_grad=True)))
 
 
+@pytest.mark.parametrize("row", [[1.0, float("inf"), 3, 4], [2.0, float("nan"), 1, 3], [3.0, 1, 0, 2], [0.0, 4, 0, 1]], ids=str)
+def test_derivatives_of_a_running_product(row):
+    """Up to the third; eager divides if nothing is zero. The graph does not grow with the number of factors."""
+    def third(x):
+        weights, y, seen = torch.arange(1.0, x.shape[-1] + 1), x.cumprod(-1), []
+        for _ in range(3):
+            y, = torch.autograd.grad((y * weights).sum(), x, create_graph=True)
+            seen.append(y)
+        return seen
+    x = torch.tensor([row, row[::-1]])
+    compiled, sizes = minicompile.compile(third, fullgraph=True, dynamic=False), []
+    torch.testing.assert_close(compiled(x.clone().requires_grad_()), third(x.clone().requires_grad_()), equal_nan=True)
+    for n in (6, 12):
+        graphs = minicompile.explain(third, dynamic=False)(torch.rand(n).requires_grad_()).graphs
+        sizes.append(sum(len(list(g.gm.graph.nodes)) for g in graphs))
+    assert sizes[0] == sizes[1]
+
+
 @pytest.mark.parametrize("f", [lambda x: x.prod(-1), lambda x: x.cumprod(-1), lambda x: x.cumprod(0)], ids=["rows", "running", "columns"])
 def test_products_of_one_infinite_factor(f):
     def gradient(x):

@@ -122,6 +122,24 @@ def test_pool_compiles_for_a_gpu_that_is_not_here(tmp_path, monkeypatch):
         pool.process.kill()
 
 
+@pytest.mark.parametrize("extreme", ["minimum", "maximum"])
+@pytest.mark.parametrize("quotient", ["truediv", "reciprocal"])
+def test_an_extreme_of_a_quotient_does_not_end_the_compiler(tmp_path, monkeypatch, extreme, quotient):
+    """LLVM takes `x / y` for an extreme where it stands beside an extreme of `x` and `y`."""
+    monkeypatch.setenv("MINICOMPILE_CACHE_DIR", str(tmp_path))
+    b, i, many = Body(), sym("i0", 1 << 20), (1 << 20,)
+    x, y = b.load("in0", i.expr), b.load("in1", i.expr)
+    one, of_both = b.constant(1.0), getattr(b, extreme)
+    both = (b.truediv(x, y), of_both(x, y)) if quotient == "truediv" else (b.reciprocal(x), of_both(x, one))
+    b.store("out0", i.expr, of_both(*both))
+    source = emit_triton(kernel([b.loop((i,))], [buffer(name, many) for name in ("in0", "in1", "out0")], ["in0", "in1"], ["out0"], (i,)))
+    pool = launch.Pool()
+    try:
+        assert pool.submit(launch.make_task(source, 90, True))() == ""
+    finally:
+        pool.process.kill()
+
+
 def ptx_of(monkeypatch, body, i, *buffers) -> str:
     """The text for the GPU's assembler of a kernel from "in0" to "out0"."""
     import triton
@@ -367,6 +385,9 @@ def test_kernels_compile_in_the_background_and_are_loaded_at_their_first_call(tm
         broken = dataclasses.replace(one, code=one.code.replace("tl.load", "tl.lode"))
         with pytest.raises(RuntimeError, match="lode"):
             launch.load_triton([broken])[0](8)
+        deadly = dataclasses.replace(one, code="import os, sys\n'pytest' in sys.modules or os.abort()\n" + one.code)
+        with pytest.raises(RuntimeError, match="died"):                # and is not compiled here
+            launch.load_triton([deadly])[0](9)
     finally:
         pool.process.kill()
 

@@ -422,7 +422,7 @@ def compare(text, backend, statistics, settings):
             place = place.tb_next
         where = f"{place.tb_frame.f_code.co_filename.split('/')[-1]}:{place.tb_frame.f_code.co_name}:{place.tb_lineno}"
         return f"internal {type(error).__name__} at {where}", f"{type(error).__name__}: {error}"
-    others: list = []
+    others, known = [], {}
     behind = ".data" in text and reasons                    # what it writes may belong to an earlier graph
     for number, (a, b) in enumerate(zip(plain, compiled)):
         endless = a[0].startswith("raised RecursionError")
@@ -460,7 +460,7 @@ def compare(text, backend, statistics, settings):
         for count in (4, 40) if rounding else ():
             if found is None or endless:
                 break
-            others += [execute(code, lambda f: f, words=False, around=lambda: Noise(seed)) for seed in range(len(others), count)]
+            others += [execute(code, lambda f: f, words=False, around=lambda: Noise(seed, known)) for seed in range(len(others), count)]
             found = difference(a, b, "", [o[number] if number < len(o) else None for o in others])
         if found is not None and "checkpoint(" in text and agrees_without_checkpoints(code, b, number, backend == "eager"):
             return None

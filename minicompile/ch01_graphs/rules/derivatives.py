@@ -35,28 +35,41 @@ def derivative_of_extreme(given, grads):
 
 
 def derivative_of_running_product(given, grads):
-    """What eager and later versions of PyTorch compute: in front of the first zero it divides by the factor, at the zero it takes
-    the products without it, and behind it all is zero. PyTorch 2.11 takes steps for each element of `dim`, which nobody uses then.
-    These stay if they may be differentiated, since behind a zero the gradient is 0, but not its derivative, and for one element, which may
-    be infinite: there is nothing to divide."""
+    """What eager computes. Where nobody differentiates it, eager and later versions of PyTorch divide in front of the first zero by the
+    factor, take the products without it at the zero, and behind it all is zero. Where it may be differentiated that does not do: behind
+    a zero the gradient is 0, but not its derivative. Eager divides if nothing is zero, and else takes steps for each element of `dim`, each
+    of which would be a number of steps in the next derivative; the products without one factor are also rows of one matrix.
+    The steps PyTorch has taken stay for one element, which may be infinite: there is nothing to divide."""
     node, [steps] = torch._C._current_autograd_node(), given
     x, result, grad, dim = node._saved_self, node._saved_result, grads[0], node._saved_dim
     dim -= 2**64 if dim >= 2**63 else 0
-    if steps is None or grad is None or x.is_complex() or x.dim() == 0 or x.shape[dim] == 1 or is_grad_enabled():
+    if steps is None or grad is None or x.is_complex() or x.dim() == 0 or x.shape[dim] == 1:
         return None
-    zeros = (x == 0).cumsum(dim)
 
     def share_in_all_behind(products):
         return (products * grad).flip(dim).cumsum(dim).flip(dim)
+    if is_grad_enabled():
+        some = (x == 0).any()
+        return (torch.where(some, of_products_without_one(x, grad, dim), share_in_all_behind(result) / torch.where(some, 1, x)),)
+    if not torch.__version__.startswith("2.11."):
+        return None
+    zeros = (x == 0).cumsum(dim)
     before, first = zeros == 0, (zeros == 1) & (x == 0)
     without = torch.where(first, 1, x).cumprod(dim)
     return (torch.where(before, share_in_all_behind(torch.where(before, result, 0)) / x,
                         torch.where(first, share_in_all_behind(torch.where(before, 0, without)), 0)),)
 
 
+def of_products_without_one(x, grad, dim: int):
+    """The gradient of a running product: for factor k the sum, over all j from k on, of `grad[j]` times the product of the factors up to j
+    without k."""
+    n, factors, weights = x.shape[dim], x.movedim(dim, -1).unsqueeze(-2), grad.movedim(dim, -1).unsqueeze(-2)
+    k, j = torch.arange(n, device=x.device).unsqueeze(-1), torch.arange(n, device=x.device)
+    products = torch.where(k == j, 1, factors).cumprod(-1)
+    return torch.where(k <= j, products * weights, 0).sum(-1).movedim(-1, dim)
+
+
 DERIVED_OTHERWISE = {"ProdBackward0": derivative_of_product, "ProdBackward1": derivative_of_product,
                      **{f"{name}Backward{i}": derivative_of_extreme for name, i in (("Max", 1), ("Min", 1), ("Median", 0),
-                                                                                    ("Nanmedian", 0))}}
-
-if torch.__version__.startswith("2.11."):
-    DERIVED_OTHERWISE["CumprodBackward0"] = derivative_of_running_product
+                                                                                    ("Nanmedian", 0))},
+                     "CumprodBackward0": derivative_of_running_product}
