@@ -198,9 +198,9 @@ def print_value(p: Printer, value: Value):
         text = f"{value_text(p, args[0])}.to({triton_type(dtype)}, bitcast=True)"
     elif op == "philox":
         text = philox_text(p, value)
-    elif op in EXTREMES and may_end_llvm(value):
+    elif op in CHOSEN_BY and may_end_llvm(value):
         a, b = (value_text(p, v) for v in args)
-        text = f"tl.where(({a} {EXTREMES[op]} {b}) | ({a} != {a}), {a}, {b})"
+        text = f"tl.where(({a} {CHOSEN_BY[op]} {b}) | ({a} != {a}), {a}, {b})"
     elif op in OPS:
         literal = op in LITERALS_FIT and any(a.op != "constant" for a in args)
         text = OPS[op](args[-1].dtype, *[value_text(p, a, literal) for a in args])
@@ -219,7 +219,7 @@ def print_value(p: Printer, value: Value):
 # a comparison. (A bound of `clamp` is a constant.)
 
 # %%
-EXTREMES = {"minimum": "<", "maximum": ">"}
+CHOSEN_BY = {"minimum": "<", "maximum": ">"}
 
 
 def may_end_llvm(value: Value) -> bool:
