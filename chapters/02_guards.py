@@ -383,7 +383,8 @@ print(folded(text[start : text.index("def __", start + 1)]))
 
 # %% [markdown]
 # The short cut `__tensors` compares the metadata of `x` with what was accepted before, in C. The other full check,
-# `__stable_full`, has most of the guards. How can these be true without being evaluated? That takes an argument of its own.
+# `__stable_full`, has most of the guards; what it wants to know of classes, it asks through a short cut of its own,
+# `__stable_classes`. How can these be true without being evaluated? That takes an argument of its own.
 
 # %% [markdown] tags=["page"]
 # ## Not looking twice

@@ -194,7 +194,13 @@ class CheckText:
     def add_memo(self, name: str, scope: Scope, guards, parameters, looks, outputs=()) -> None:
         """A memo of guards, its arguments being the sources `parameters`, and the full check of them, which
         returns a tuple of the values of `outputs`. looks: all that it must look at."""
+        of_classes, guards = parted(guards, asks_classes) if parameters else ([], guards)
+        known = f"{name}_classes"
+        if of_classes:
+            self.add_memo(known, scope, of_classes, (), [look for guard in of_classes for look in g.GUARD_KINDS[guard.kind].looks(guard)])
+
         def write(emitter):
+            emitter.lines += memo_call(known, [], "__c") if of_classes else []
             for guard in guards:
                 emitter.check(guard)
             return tuple_of_reads(map(emitter.read, outputs))
@@ -285,6 +291,12 @@ def has_cache(function) -> bool:
     return isinstance(strongly(function), functools._lru_cache_wrapper)
 
 
+def asks_classes(guard) -> bool:
+    """Whether the guard is about classes and functions only."""
+    looks = g.GUARD_KINDS[guard.kind].looks(guard)
+    return bool(looks) and all(what in g.OF_CLASSES for what, _ in looks)
+
+
 def asks_arguments(guard) -> bool:
     """Whether the guard is about an argument's class or its value as a constant, or about sizes that are arguments."""
     if guard.kind == "SIZE":
@@ -325,7 +337,7 @@ def check_text(guards, inputs, written) -> CheckText:
     def add(name, scope, guards, outputs) -> dict:
         """The memo of these guards; returns its roots."""
         looks = groups.looks_of(guards)
-        roots = dict.fromkeys(map(scope.start_of, (*(at for what, at in looks if what != g.WATCHED), *outputs)))
+        roots = dict.fromkeys(map(scope.start_of, (*(at for what, at in looks if what not in g.OF_CLASSES), *outputs)))
         result.add_memo(name, scope, guards, roots, looks, outputs)
         return roots
 

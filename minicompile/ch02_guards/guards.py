@@ -157,7 +157,8 @@ class GuardSet:
 # - `weak`, what is compared, given what the trace found. It may hold no object of the program (`identity.py`
 #   says which objects, and why), and nothing that changes later: not a tensor, but what was assumed about it.
 # - `looks`, what a memo has to look at to vouch for the guard: pairs of a kind of look and a source, or, for
-#   WATCHED, a class or a function. None if no memo can.
+#   WATCHED, a class or a function, for MEMBER a class and what in it: a name, (a name, ) if only the type of what
+#   is found matters, or the number of a base. None if no memo can.
 
 # %%
 @dataclass(frozen=True, eq=False)
@@ -172,7 +173,8 @@ GUARD_KINDS: dict[str, Kind] = {}
 STATE: dict[str, Callable] = {}        # kind -> reads a state of the library; the trace compares with what it was at its beginning
 
 OBJECT, DICT, ALL, TUPLE, FUNCTION, CLASS, LIST, HOOKS = range(8)   # the kinds of things, as `unchanged.c` numbers them
-SAME, HELD, TENSOR, WATCHED = "the very object", "the address", "the metadata", "a class or function"
+SAME, HELD, TENSOR = "the very object", "the address", "the metadata"
+WATCHED, MEMBER = OF_CLASSES = "a class or function", "what is in a class"
 KEYS, BARE = "the keys of a dict", "that there is no gradient"
 FIXED = (int, float, bool, str, bytes, type(None), complex, torch.dtype, torch.device)
 
@@ -494,8 +496,16 @@ def class_has(cls, name: str, found) -> bool:
     return cls is not None and is_found(class_lookup(cls, name), found)
 
 
+def looks_of_class(g) -> list[tuple]:
+    """A property takes no weak reference, and may not be held, since its functions lead to the class: the class has to be as it is."""
+    cls, name, found = g.expected
+    if type(found) is Made and found.parts:
+        return [(WATCHED, cls)]
+    return [(MEMBER, (cls, (name,) if is_any(found) else name))]
+
+
 @guard_kind("CLASS_ATTR", lambda g: f"{strongly(g.expected[0]).__qualname__}.{g.expected[1]} is {in_class(g.expected[2])}",
-       lambda facts: (weakly(facts[0]), facts[1], weakly_found(facts[2])), lambda g: [(WATCHED, g.expected[0])])
+       lambda facts: (weakly(facts[0]), facts[1], weakly_found(facts[2])), looks_of_class)
 def class_attr(g, x, const):
     """No source; expected: (class, name, what `class_lookup` finds). Of data, such as a counter, which is read like an attribute of an
     object, and guarded by itself, only the type (`any_of`)."""
@@ -506,7 +516,12 @@ def class_attr(g, x, const):
 
 
 def in_class(found) -> str:
-    return one(strongly(found.type).__qualname__) if type(found) is Made and not found.parts else "what it was"
+    return one(strongly(found.type).__qualname__) if is_any(found) else "what it was"
+
+
+def is_any(found) -> bool:
+    """Whether it is from `any_of`."""
+    return type(found) is Made and not found.parts
 
 
 def class_derives(cls, bases) -> bool:
@@ -516,7 +531,8 @@ def class_derives(cls, bases) -> bool:
 
 
 @guard_kind("BASES", lambda g: f"{strongly(g.expected[0]).__qualname__} has the bases that it had",
-       lambda facts: (weakly(facts[0]), tuple(map(weakly, facts[1]))), lambda g: [(WATCHED, g.expected[0])])
+       lambda facts: (weakly(facts[0]), tuple(map(weakly, facts[1]))),
+       lambda g: [(MEMBER, (g.expected[0], number)) for number in range(len(g.expected[1]) + 1)])
 def class_bases(g, x, const):
     """No source; expected: (class, its `__mro__`), for who asked whether it derives from another."""
     cls, bases = g.expected

@@ -38,7 +38,7 @@ from typing import Callable
 
 import torch
 
-from .guards import ALL, BARE, CLASS, DICT, FUNCTION, GUARD_KINDS, HELD, HOOKS, KEYS, LIST, OBJECT, SAME, TENSOR, TUPLE, WATCHED
+from .guards import ALL, BARE, CLASS, DICT, FUNCTION, GUARD_KINDS, HELD, HOOKS, KEYS, LIST, OBJECT, OF_CLASSES, SAME, TENSOR, TUPLE, WATCHED
 from .identity import strongly
 from .sources import (
     ConstantSource,
@@ -57,7 +57,7 @@ from .torch_guards import PLAIN_TYPES, USUAL
 
 try:
     from . import unchanged
-    if getattr(unchanged, "INTERFACE", 1) != 6:
+    if getattr(unchanged, "INTERFACE", 1) != 7:
         raise ImportError("the extension was built from other sources")
 except ImportError:                          # no extension, or an old one: every check is a full one
     unchanged = None
@@ -299,7 +299,7 @@ class Scope:
     def looks_of(self, guard) -> list[tuple] | None:
         """What a memo must look at (`Kind.looks`). None for a guard that is not stable."""
         looks = GUARD_KINDS[guard.kind].looks(guard)
-        return looks if looks and all(what == WATCHED or self.can_look(what, at) for what, at in looks) else None
+        return looks if looks and all(what in OF_CLASSES or self.can_look(what, at) for what, at in looks) else None
 
     def can_look(self, what, at: Source) -> bool:
         if self.before is None and what in FURTHER_LOOKS:
@@ -380,8 +380,8 @@ def make_memo(scope: Scope, roots, looks, outputs, free):
     gives them. free: source of a tensor -> its `free_dims`. The places of the classes and functions among them follow the arguments."""
     plan = Plan(scope, {source: number for number, source in enumerate(roots)})
     keys, number = plan.keys, plan.number
-    watched = list({id(strongly(at)): strongly(at) for what, at in looks if what == WATCHED}.values())
-    looks = [(ALL if what == KEYS else what, at) for what, at in looks if what != WATCHED]
+    watched, members = watched_among(looks)
+    looks = [(ALL if what == KEYS else what, at) for what, at in looks if what not in OF_CLASSES]
     looks.sort(key=lambda look: look[0] == ALL)          # what is asked for in a dictionary comes before it
     whole = {source for what, source in looks if what == ALL}
     for what, source in (*looks, *((HELD, source) for source in outputs)):
@@ -401,7 +401,7 @@ def make_memo(scope: Scope, roots, looks, outputs, free):
     movable = {number(at) for at in (*(at for _, at in looks), *outputs) if at not in plan.arguments} - fixed
     free_place = watch + sum(len(k) for *_, k in things)
     for target, at in zip(watched, itertools.count(len(plan.arguments))):
-        parts, place_of_part = watch_thing(target, at, free_place)
+        parts, place_of_part = watch_thing(target, members[id(target)], at, free_place)
         free_place += sum(len(k) for *_, k in parts)
         things += parts
         same += place_of_part
@@ -410,10 +410,21 @@ def make_memo(scope: Scope, roots, looks, outputs, free):
                 tuple(free[source] for fact, source in dict.fromkeys(looks) if fact == TENSOR), tuple(sum(found_by, ())))
 
 
-def watch_thing(target, at: int, first: int) -> tuple[list, list]:
+def watched_among(looks) -> tuple[list, dict]:
+    """The classes and functions that are looked at, and of each class, by `id`, what in it; nothing of one that has to be as it is."""
+    watched, members = {}, {}
+    for what, at in looks:
+        if what in OF_CLASSES:
+            target = strongly(at if what == WATCHED else at[0])
+            watched[id(target)] = target
+            members.setdefault(id(target), {})[None if what == WATCHED else at[1]] = None
+    return list(watched.values()), {key: () if None in names else tuple(names) for key, names in members.items()}
+
+
+def watch_thing(target, members: tuple, at: int, first: int) -> tuple[list, list]:
     """Things for a class or function at place `at`, and the places among theirs, from `first` on, that are SAME."""
     if not isinstance(target, types.FunctionType):
-        return [(CLASS, at, ())], []
+        return [(CLASS, at, members)], [*range(first, first + len(members))]
     things, count = [(FUNCTION, at, (0, 1, 2))], len(target.__defaults__ or ())
     if target.__defaults__ is not None:
         things.append((TUPLE, first + 1, tuple(range(count))))
@@ -434,6 +445,11 @@ def watch_thing(target, at: int, first: int) -> tuple[list, list]:
 #
 # Where such a dictionary holds another object than before, of which guards know only what is compared anyway (the class, a length, the
 # metadata of a tensor), that object will do: a model that begins each call with `self.losses = []` gives another list each time.
+#
+# `type(self).calls += 1` gives the class another version, and with it all objects of the class. Then what guards know of the class is
+# compared: what a search for each name finds there (`MEMBER`), or, for data such as that counter, of which type it is. A method is the
+# same if a weak reference says so. A property takes none, and its functions lead to the class, so a class in which guards have found
+# one (`WATCHED`) has to keep its version.
 #
 # The written attribute itself has no place in a memo, if the function reads it: its value is new each time.
 # Such **varying** attributes are numbers that became inputs of the graph, what the function only hands on, and what it writes itself.
@@ -472,7 +488,7 @@ def made_for_the_call(guards) -> frozenset:
     for guard in guards:
         looks = [(HELD, guard.source)] if guard.source in modules else GUARD_KINDS[guard.kind].looks(guard) or ()
         for what, at in looks:
-            holders, ends = ([], True) if what == WATCHED else way_to(at)
+            holders, ends = ([], True) if what in OF_CLASSES else way_to(at)
             if holders and type(holders[0]) is LocalSource:
                 through.setdefault(holders[0], set()).update(holders)
                 counts[holders[0]] += not ends
@@ -481,6 +497,9 @@ def made_for_the_call(guards) -> frozenset:
 
 # %% [markdown]
 # ## The full check, and learning from it
+#
+# What guards know of classes and functions holds for every object. So it has a memo of its own inside of the full check, which then asks
+# only for the object: of a small model that is made for the call, most guards are about classes.
 #
 # What is learned must be true of the state that was checked. Another thread may write between the check and
 # the reading of a number, so the numbers are read first: check, record, check again.

@@ -12,7 +12,8 @@
  *     ALL       a dict again, of which nothing may have changed
  *     TUPLE     its class, length and some items
  *     FUNCTION  its code, its defaults and those of keyword-only arguments
- *     CLASS     its version, which CPython changes with every write to it or to a base
+ *     CLASS     its version, which CPython changes with every write to it or to a base; what a search for some names finds in
+ *               it, or only of which type that is, and some of its bases
  *     LIST      its class, length and some items
  *     HOOKS     the two dicts of hooks of a tensor, or that there are none
  *
@@ -35,6 +36,11 @@
  *
  * The key of an ALL may be what lies at another place, such as the parameter to which an optimizer has a state. The dict has
  * its number, so it still holds that key alive, and what has the key's address is the key.
+ *
+ * A program writes to its classes, too (a counter of calls). When the version of a class is another, each name that guards have
+ * searched for is searched again, and its bases are compared. An object of such a class is still one, and where its attributes
+ * are is known if the class has no `__dict__` and no `__getattribute__` of its own. A class of which no names are known, that of
+ * the methods of tensors, has to have its version.
  *
  * At a place that is `movable` another address will do, too: for a list of losses or a tensor that each call makes anew, all
  * that guards know is compared anyway. And of a dim that is `free` guards know that its size is above 1.
@@ -236,9 +242,17 @@ static const Py_ssize_t part_of_function[] = {offsetof(PyFunctionObject, func_co
                                               offsetof(PyFunctionObject, func_defaults),
                                               offsetof(PyFunctionObject, func_kwdefaults)};
 
+enum { OF_ANY_VALUE = -1, BASES = -2 }; /* the `offset` of a name in a class of which the type matters; `at` is the number of a base */
+
 /* What is at a place. It calls no Python: in a dict that has only names as keys, names are compared with names. */
 static inline PyObject *look(int kind, PyObject *holder, const Key *key)
 {
+    if (kind == CLASS && key->offset == BASES) {
+        PyObject *bases = ((PyTypeObject *)holder)->tp_mro;
+        return bases != NULL && key->at < PyTuple_GET_SIZE(bases) ? PyTuple_GET_ITEM(bases, key->at) : NULL;
+    }
+    if (kind == CLASS)
+        return _PyType_Lookup((PyTypeObject *)holder, key->name);
     if (kind < TUPLE)
         return PyDict_GetItemWithError(holder, key->name);
     return *(PyObject **)((kind == LIST ? (char *)((PyListObject *)holder)->ob_item : (char *)holder) + key->offset);
@@ -265,15 +279,16 @@ static int is_like_dict(PyObject *object, int whole)
 static int describe(const Plan *plan, const Key *key, PyObject **held, Thing *thing)
 {
     PyObject *object = held[plan->place], *from = object;
-    if (object == NULL || (thing->type_version = type_version(Py_TYPE(object))) == 0)
+    if (object == NULL || ((thing->type_version = type_version(Py_TYPE(object))) == 0 && plan->kind != OBJECT))
         return 0;
     if (plan->kind == OBJECT && plan->first < plan->end) {
         if ((from = settled_dict(object)) == NULL) /* from here on no Python runs */
             return 0;
     }
     thing->object = object, thing->kind = plan->kind, thing->type = Py_TYPE(object);
-    if (plan->kind == CLASS)
-        return PyType_Check(object) && (thing->version = type_version((PyTypeObject *)object)) != 0;
+    if (plan->kind == CLASS && (!PyType_Check(object) || ((thing->version = type_version((PyTypeObject *)object)) == 0 &&
+                                                          plan->first == plan->end)))
+        return 0;
     if (plan->kind == FUNCTION && !PyFunction_Check(object))
         return 0;
     if (plan->kind == HOOKS && !is_plain(object))
@@ -300,6 +315,8 @@ static int describe(const Plan *plan, const Key *key, PyObject **held, Thing *th
         if (plan->kind < TUPLE && one.name == NULL && (one.name = held[one.at]) == NULL) /* it is found later */
             return 0;
         held[i] = Py_XNewRef(look(plan->kind, from, &one));
+        if (plan->kind == CLASS && key[i].offset == OF_ANY_VALUE && held[i] == NULL)
+            return 0;
     }
     return 1;
 }
@@ -320,7 +337,7 @@ typedef struct {
     Key *key;                    /* of each place */
     int *tensor, *bare, *output, *same, *movable; /* places; bare: of tensors without a gradient */
     PyObject *free;                               /* of each tensor, see `Facts` */
-    Py_ssize_t hits, records;
+    Py_ssize_t hits, records, refused;
     Variant *variants; /* most recently used first */
 } Memo;
 
@@ -338,6 +355,26 @@ static int has_moved(const Memo *self, Variant *v, int place, PyObject *value)
     return may;
 }
 
+/* Whether these are names of the class that guards have searched for: then a CLASS among the things is proved for it. */
+static int is_class_compared(const Memo *self, const Variant *v, PyTypeObject *type)
+{
+    for (int i = 0; i < self->things; i++)
+        if (self->plan[i].kind == CLASS && self->plan[i].first < self->plan[i].end && v->thing[i].object == (PyObject *)type)
+            return 1;
+    return 0;
+}
+
+/* Whether objects of the class have their attributes where those of others have them. */
+static int has_usual_attributes(PyTypeObject *type)
+{
+    static PyObject *dict = NULL, *get = NULL;
+    if ((dict == NULL && (dict = PyUnicode_InternFromString("__dict__")) == NULL) ||
+        (get == NULL && (get = PyUnicode_InternFromString("__getattribute__")) == NULL))
+        return 0;
+    PyObject *a = _PyType_Lookup(type, dict);
+    return a != NULL && Py_TYPE(a) == &PyGetSetDescr_Type && _PyType_Lookup(type, get) == _PyType_Lookup(&PyBaseObject_Type, get);
+}
+
 /* compared: whether some places were, in this proof. Before that every tuple but an argument is known to be the tuple that it
  * was: a dict holds it that has its number. */
 static inline int is_unchanged(const Memo *self, Variant *v, int number, int *compared)
@@ -346,11 +383,19 @@ static inline int is_unchanged(const Memo *self, Variant *v, int number, int *co
     const Thing *thing = &v->thing[number];
     PyObject *object = thing->object, *from = object;
     uint64_t version = thing->version;
-    if (Py_TYPE(object) != thing->type || thing->type->tp_version_tag != thing->type_version)
+    if (Py_TYPE(object) != thing->type)
         return 0;
-    if (thing->kind == CLASS)
-        return ((PyTypeObject *)object)->tp_version_tag == version;
-    if (thing->kind == TUPLE) {
+    if (thing->type->tp_version_tag != thing->type_version || thing->type_version == 0) {
+        if (thing->kind != OBJECT || !is_class_compared(self, v, thing->type) ||
+            (thing->dict != NULL && !has_usual_attributes(thing->type)))
+            return 0;
+    }
+    if (thing->kind == CLASS) {
+        if (((PyTypeObject *)object)->tp_version_tag == version && version != 0)
+            return 1;
+        if (plan->first == plan->end)
+            return 0;
+    } else if (thing->kind == TUPLE) {
         int known = !*compared && plan->place >= self->arguments;
         if (known || (uint64_t)Py_SIZE(object) != version)
             return known;
@@ -369,7 +414,10 @@ static inline int is_unchanged(const Memo *self, Variant *v, int number, int *co
     }
     for (int i = plan->first; i < plan->end; i++) {
         PyObject *value = look(thing->kind, from, &self->key[i]);
-        if (value != v->held[i] ? !has_moved(self, v, i, value) : !is_kept(value, v->keeper[i]))
+        if (thing->kind == CLASS && self->key[i].offset == OF_ANY_VALUE) {
+            if (value == NULL || !is_kept((PyObject *)Py_TYPE(value), v->keeper[i]))
+                return 0;
+        } else if (value != v->held[i] ? !has_moved(self, v, i, value) : !is_kept(value, v->keeper[i]))
             return 0;
     }
     return *compared = 1;
@@ -418,9 +466,14 @@ static int holds(const Memo *self, Variant *v, PyObject *const *args)
     for (int i = 0; i < self->bares; i++)
         if (!is_bare(v->held[self->bare[i]]))
             return 0;
-    for (int i = 0; compared && i < self->things; i++)
-        if (v->thing[i].dict != NULL)
-            v->thing[i].version = DICT_VERSION(v->thing[i].dict);
+    for (int i = 0; compared && i < self->things; i++) {
+        Thing *thing = &v->thing[i];
+        if (thing->dict != NULL)
+            thing->version = DICT_VERSION(thing->dict);
+        else if (thing->kind == CLASS)
+            thing->version = type_version((PyTypeObject *)thing->object);
+        thing->type_version = thing->type->tp_version_tag;
+    }
     return 1;
 }
 
@@ -453,6 +506,13 @@ static int keep(PyObject *value, PyObject **keeper)
     return value == NULL || *keeper != NULL;
 }
 
+/* What tells at a `same` place whether another object will do: the object, or where its type is all that matters, the type. */
+static PyObject *to_be_kept(const Memo *self, const Variant *v, int place)
+{
+    PyObject *value = v->held[place];
+    return value != NULL && self->key[place].offset == OF_ANY_VALUE ? (PyObject *)Py_TYPE(value) : value;
+}
+
 /* Read all places, from the arguments on. What is found is held meanwhile, since this may run Python. */
 static Variant *describe_all(const Memo *self, PyObject *const *args)
 {
@@ -479,7 +539,7 @@ static Variant *describe_all(const Memo *self, PyObject *const *args)
     for (int i = 0; good && i < self->outputs; i++)
         good = v->held[self->output[i]] != NULL;
     for (int i = 0; good && i < self->sames; i++)
-        good = keep(v->held[self->same[i]], &v->keeper[self->same[i]]);
+        good = keep(to_be_kept(self, v, self->same[i]), &v->keeper[self->same[i]]);
     for (int i = 0; i < self->places; i++)
         Py_XDECREF(v->held[i]);
     PyErr_Clear();
@@ -493,8 +553,10 @@ static Variant *describe_all(const Memo *self, PyObject *const *args)
  * so that a change in between is not missed; `forget` if they fail. */
 static PyObject *memo_record(Memo *self, PyObject *const *args, Py_ssize_t count)
 {
-    if (count != self->arguments || (self->records > 16 && self->records > self->hits / 2))
-        Py_RETURN_FALSE; /* what it watches changes all the time */
+    if (count != self->arguments)
+        Py_RETURN_FALSE;
+    if (self->records > 16 && self->records > self->hits / 2 && ++self->refused % 16)
+        Py_RETURN_FALSE; /* what it watches changes all the time, so it is tried now and then */
     self->records++;
     Variant *v = describe_all(self, args), **at = &self->variants, *old, *replaced = NULL;
     if (v == NULL)
@@ -545,7 +607,14 @@ static int plan_thing(Memo *self, Plan *plan, PyObject *spec)
         long index = PyLong_CheckExact(key) ? PyLong_AsLong(key) : -1;
         if (plan->kind < TUPLE) {
             good = plan->kind == ALL || PyUnicode_CheckExact(key);
-            all[i].name = key, all[i].at = -1;
+            all[i] = (Key){key, -1, 0};
+            continue;
+        }
+        if (plan->kind == CLASS) { /* a name, a tuple of one whose type matters, or the number of a base */
+            int typed = PyTuple_CheckExact(key) && PyTuple_GET_SIZE(key) == 1;
+            PyObject *name = typed ? PyTuple_GET_ITEM(key, 0) : key;
+            good = index >= 0 || PyUnicode_CheckExact(name);
+            all[i] = index >= 0 ? (Key){NULL, (int)index, BASES} : (Key){name, -1, typed ? OF_ANY_VALUE : 0};
             continue;
         }
         good = index >= 0 && index < (plan->kind == FUNCTION ? 3 : plan->kind == HOOKS ? 2 : INT_MAX);
@@ -597,6 +666,7 @@ static PyObject *memo_new(PyTypeObject *type, PyObject *args, PyObject *names)
     self->spec = Py_NewRef(args);
     self->references = references, self->free = free;
     self->arguments = arguments, self->places = arguments + (int)PyTuple_GET_SIZE(references);
+    good = arguments >= 0 && (self->key = PyMem_Calloc(self->places + 1, sizeof(Key))) != NULL;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(references); i++)
         good = good && PyWeakref_CheckRef(PyTuple_GET_ITEM(references, i));
     for (Py_ssize_t i = 0; good && free != NULL && i < PyTuple_GET_SIZE(free); i++)
@@ -1268,7 +1338,7 @@ PyMODINIT_FUNC PyInit_unchanged(void)
         PyType_Ready(&state_type) < 0 || PyType_Ready(&below_type) < 0)
         return NULL;
     PyObject *m = PyModule_Create(&module);
-    if (m == NULL || PyModule_AddIntConstant(m, "INTERFACE", 6) < 0 || PyModule_AddObjectRef(m, "Memo", (PyObject *)&memo_type) < 0 ||
+    if (m == NULL || PyModule_AddIntConstant(m, "INTERFACE", 7) < 0 || PyModule_AddObjectRef(m, "Memo", (PyObject *)&memo_type) < 0 ||
         PyModule_AddObjectRef(m, "Spans", (PyObject *)&spans_type) < 0 || PyModule_AddObjectRef(m, "Maker", (PyObject *)&maker_type) < 0 ||
         PyModule_AddObjectRef(m, "State", (PyObject *)&state_type) < 0 ||
         PyModule_AddObject(m, "memory_of", PyLong_FromVoidPtr((void *)memory_of)) < 0)

@@ -27,7 +27,7 @@ from torch import nn
 
 import minicompile
 from minicompile import frames, marks
-from minicompile.ch02_guards import codegen, stable
+from minicompile.ch02_guards import codegen, guards, stable
 from minicompile.ch02_guards.torch_guards import TensorSpec
 
 SCALE, TABLE, LIST = 2.0, {"a": 1, "b": 2}, [1, 2]
@@ -891,6 +891,16 @@ def test_a_model_that_writes_to_itself():
     assert m.seen == 40
 
 
+@pytest.fixture
+def full_checks(monkeypatch):
+    """The memos that were not enough, in order."""
+    if stable.unchanged is None:
+        pytest.skip("the C extension is not built")
+    checks, refresh = [], codegen.refresh
+    monkeypatch.setattr(codegen, "refresh", lambda *args: checks.append(args[0]) or refresh(*args))
+    return checks
+
+
 class Counting(nn.Module):
     def __init__(self):
         super().__init__()
@@ -903,21 +913,18 @@ class Counting(nn.Module):
         return self.last
 
 
-@pytest.mark.skipif(stable.unchanged is None, reason="the C extension is not built")
-def test_objects_that_are_written_to_need_no_full_checks(monkeypatch):
-    checks, refresh = [], codegen.refresh
-    monkeypatch.setattr(codegen, "refresh", lambda *args: checks.append(args[0]) or refresh(*args))
+def test_objects_that_are_written_to_need_no_full_checks(full_checks):
     m, x = Counting(), double(torch.float32)
     twin, compiled = copy.deepcopy(m), minicompile.compile(m, backend="eager")
     for i in range(60):
         if i == 20:
-            checks.clear()
+            full_checks.clear()
         if i == 40:                                  # what is read is still checked
             m.linear.weight.data, twin.linear.weight.data = torch.ones(4, 4), torch.ones(4, 4)
             m.state, twin.state = torch.zeros(3, 4), torch.zeros(3, 4)
         m.epoch = i
         torch.testing.assert_close(compiled(x), twin(x))
-    assert len(checks) < 10 and m.calls == 60
+    assert len(full_checks) < 10 and m.calls == 60
 
 
 class Collecting(nn.Module):
@@ -933,20 +940,17 @@ class Collecting(nn.Module):
         return x
 
 
-@pytest.mark.skipif(stable.unchanged is None, reason="the C extension is not built")
-def test_a_loop_with_breaks_needs_no_full_checks(monkeypatch):
+def test_a_loop_with_breaks_needs_no_full_checks(full_checks):
     """The first piece makes a list, of which the others know the class, and the versions of the loop's body differ by a number, of
     which each version sees one value."""
-    checks, refresh = [], codegen.refresh
-    monkeypatch.setattr(codegen, "refresh", lambda *args: checks.append(args[0]) or refresh(*args))
     m, x, sums = Collecting(), double(torch.float32), []
     twin, compiled = copy.deepcopy(m), minicompile.compile(m, backend="eager")
     for i in range(30):
         if i == 15:
-            checks.clear()
+            full_checks.clear()
         torch.testing.assert_close(compiled(x), twin(x))
         sums += [m.sums, twin.sums]
-    assert sums[::2] == sums[1::2] and not checks
+    assert sums[::2] == sums[1::2] and not full_checks
 
 
 def test_values_that_replace_others_in_a_written_object():
@@ -1251,3 +1255,80 @@ def test_strides_that_no_operator_looks_at_are_guarded_when_the_program_reads_th
               torch.ones(1, 5), memory.as_strided((1, 5), (99, 1))):
         if x.numel() or f is not STRIDES_READ["window"]:
             assert torch.equal(compiled(wrapped(x)), f(wrapped(x)))
+
+
+class Counted(nn.Module):
+    calls, scale = 0, 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        Counted.calls += 1
+        return self.twice(self.linear(x)) * self.scale + Counted.calls
+
+    def twice(self, x):
+        return x * 2
+
+
+def test_classes_that_are_written_to_need_no_full_checks(full_checks):
+    """And what is read in them is still checked: methods, also at the address of one that died, data of other types, bases."""
+    m, x = Counted(), double(torch.float32)
+    Counted.calls = 0
+    compiled = minicompile.compile(m, backend="eager")
+    for i in range(2500):                            # CPython 3.13 gives a class a thousand versions
+        torch.testing.assert_close(compiled(x), m.linear(x) * 2 + i + 1)
+        if i == 20:
+            full_checks.clear()
+    assert len(full_checks) < 5 and Counted.calls == 2500
+    usual = Counted.twice
+    for i in range(20):
+        scale = (1.5, 3, 2.0)[i % 3]
+        Counted.twice, Counted.scale, Counted.calls = (lambda self, x, i=i: x * i), scale, 0
+        torch.testing.assert_close(compiled(x), m.linear(x) * i * scale + 1)
+    Counted.twice, Counted.scale = usual, 1.0
+
+    class Other(nn.Module):
+        def twice(self, x):
+            return x * 5
+    del Counted.twice
+    try:
+        for bases, factor in (((nn.Module, ), None), ((Other, ), 5), ((nn.Module, ), None), ((Other, ), 5)):
+            Counted.__bases__, Counted.calls = bases, 0
+            if factor is None:
+                with pytest.raises(AttributeError):
+                    compiled(x)
+            else:
+                torch.testing.assert_close(compiled(x), m.linear(x) * factor + 1)
+    finally:
+        Counted.__bases__, Counted.twice = (nn.Module, ), usual
+
+
+def test_an_object_of_a_class_that_was_written_to():
+    """The class gets a `__dict__` or a `__getattribute__` of its own, or an attribute that hides the object's."""
+    class Plain:
+        k, calls = 1.0, 0
+    read, x, o = minicompile.compile(lambda o, x: x * o.k * o.n, backend="eager", dynamic=False), double(torch.float32), Plain()
+    o.n = 2
+    for name, value in (("k", 2.0), ("calls", 5), ("n", 7), ("n", property(lambda self: 3)), ("k", property(lambda self: 4.0)),
+                        ("calls", 6), ("__getattribute__", lambda self, name: 5 if name == "n" else object.__getattribute__(self, name)),
+                        ("calls", 7)):
+        read(o, x), read(o, x)
+        setattr(Plain, name, value)
+        torch.testing.assert_close(read(o, x), x * o.k * o.n)
+
+
+def test_modules_made_for_the_call_do_not_ask_for_their_classes_again(monkeypatch, full_checks):
+    """Another module is checked in full, but what its class has was asked once."""
+    def f(m, x):
+        return m(x).relu()
+    asked, class_has = [], guards.class_has
+    monkeypatch.setattr(guards, "class_has", lambda *args: asked.append(args[1]) or class_has(*args))
+    compiled, x = minicompile.compile(f, backend="eager"), double(torch.float32)
+    for i in range(100):
+        if i == 30:
+            asked.clear(), full_checks.clear()
+        m = nn.Linear(4, 4)
+        torch.testing.assert_close(compiled(m, x), f(m, x))
+    assert len(full_checks) >= 70 and not asked
