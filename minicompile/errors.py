@@ -79,12 +79,15 @@ def interrupts(error: BaseException) -> bool:
     """Whether this is nothing that compiled code has raised, but comes from a handler of signals, as KeyboardInterrupt and TimeoutError."""
     if not isinstance(error, Exception):
         return True
+    if error.__traceback__ is not None and error.__traceback__.tb_next is None:     # where it was caught: a handler has a frame of its own
+        return False
     handlers = handlers_of_signals()
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def handlers_of_signals() -> set:
-    return {called_by(handler) for handler in map(_signal.getsignal, range(1, _signal.NSIG))}
+    handlers = map(_signal.getsignal, range(1, _signal.NSIG))
+    return {called_by(handler) for handler in handlers if handler is not None and type(handler) is not int}
 
 
 def called_by(callback):

@@ -200,12 +200,14 @@ def file_of(function, code) -> str:
 #
 # A function that has as many versions as it may have (`full`, below) is not compiled again. From then on a miss should at least be cheap:
 # each entry asks first for the guard that has told such calls apart (`ask_first`). A few times that guard is chosen anew (`look_again`),
-# because the calls may differ in something else by then.
+# because the calls may differ in something else by then. And where no entry has served `PATIENCE` calls in succession, entries are asked
+# about every `REST`-th call only, until one serves it (`rest`): of small functions, to ask eight entries takes longer than to run.
 #
 # Everything between the miss and the entry runs in the region `COMPILING` (`interrupts.py`): the compiler is Python, too, and must not
 # compile itself.
 
 # %%
+PATIENCE, REST = 64, 61
 LOOKS = (64, 512, 4096)          # beyond the recompile limit: numbers of calls at which it is looked again where they differ
 
 
@@ -221,6 +223,7 @@ def on_miss(state: FrameState, function, *args):
         if state.missed in LOOKS and why_not_here() is None:
             with compiling(), _lock, contextlib.suppress(Exception):
                 look_again(state, function, args)
+        rest(state)
         return EVALUATE
     if (obstacle := why_not_here()) is not None:
         if state.context.fullgraph:
@@ -244,6 +247,27 @@ def on_miss(state: FrameState, function, *args):
             for take_back in reversed(undo):
                 take_back()
         undo.clear()                              # it holds objects of the program
+
+
+def rest(state: FrameState) -> None:
+    """A call that no entry fits, and none will be made for: after many in succession, some are not asked about."""
+    cache = state.cache
+    if not cache.entries:                            # then nothing searches, and of one entry it is not seen whether it has served
+        cache.unserved += 1
+    elif len(cache.entries) == 1 and cache.passed < entries.MOST_MISSES:
+        entries.note_miss(cache)
+    if cache.unserved < PATIENCE:
+        return
+    turns = iter(range(1, REST))
+
+    @marks.passed_over
+    def resting(state, function, *args):
+        if current.name == "default" and is_full(state, model_of(args)):
+            if next(turns, None) is not None:
+                return EVALUATE
+            entries.connect_all(state.cache)
+        return entries.search(state.cache, (function, *args), 0)
+    state.publish(partial_of(state, resting))
 
 
 @marks.passed_over

@@ -17,11 +17,13 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from recorders import Recorder
 from torch import nn
 
 import minicompile
-from minicompile import driver
+from minicompile import driver, frames
 from minicompile.ch01_graphs.fake import FakeTensor
+from minicompile.ch02_guards import cache
 from minicompile.ch03_capture import varying
 from minicompile.ch03_capture.tracer import Tracer
 
@@ -1214,3 +1216,31 @@ def test_what_is_computed_behind_a_question_about_a_number_is_not_computed_for_o
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_beyond_the_limit_what_no_version_fits_is_not_asked_about_each_time(monkeypatch):
+    """A function that no version has served for long asks for one now and then, and always again when one serves it."""
+    def f(x, name):
+        return x * len(name)
+    graphs = Recorder()
+    compiled, x, asked, search = minicompile.compile(f, backend=graphs), torch.ones(3), [], cache.search
+    monkeypatch.setattr(cache, "search", lambda *args: asked.append(args[1][2]) or search(*args))
+    names = [f"name{i}" * (i + 1) for i in range(1000)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for name in names[:200]:
+            assert torch.equal(compiled(x, name), f(x, name))
+    asked.clear()
+    for name in names[200:]:
+        assert torch.equal(compiled(x, name), f(x, name))
+    assert 5 < len(asked) < 30
+    for _ in range(frames.REST):       # then one comes that is served
+        assert torch.equal(compiled(x, names[2]), f(x, names[2]))
+    graphs.ran = 0
+    for i in range(50):
+        compiled(x, names[2]), compiled(x, f"{i}")
+    assert graphs.ran == 50
+    with minicompile.set_stance("fail_on_recompile"):
+        compiled(x, names[2])
+        with pytest.raises(minicompile.RecompileError):
+            compiled(x, "another")

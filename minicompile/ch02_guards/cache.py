@@ -77,6 +77,7 @@ class EntryCache:
     stayed: int = 0                                      # how often in succession it was the same
     then: dict = field(default_factory=dict)             # (before, candidate) -> the entry that served next
     passed: int = 0                                      # calls that heads have missed, up to MOST_MISSES
+    unserved: int = 0                                    # calls in succession that no entry has served
     gone: list = field(default_factory=list)             # (model, kind) of entries that lived too short to be worth their making
     latest: dict = field(default_factory=dict)           # id(first argument) -> the entries that `search` found for it
     ask: Callable | None = None                          # ask(entries, answers): makes their question; None: all are tried
@@ -132,7 +133,7 @@ def search(cache: EntryCache, args, asked: int | None = None):
         if result is not MISSED:
             note_hit(cache, who, entry)
             return result
-    cache.before = cache.candidate = None                               # of what no entry serves, nothing is guessed
+    cache.before, cache.candidate, cache.unserved = None, None, cache.unserved + 1      # of what no entry serves, nothing is guessed
     return cache.tail(*args)
 
 
@@ -187,7 +188,7 @@ def note_hit(cache: EntryCache, who, entry: Entry) -> None:
         served = cache.latest.setdefault(who, [])
         if entry not in served[:1]:
             served[:] = [entry, *(other for other in served[:7] if other is not entry)]
-    last, cache.candidate = cache.candidate, entry
+    last, cache.candidate, cache.unserved = cache.candidate, entry, 0
     cache.then[cache.before, last], cache.before = entry, last
     cache.stayed = cache.stayed + 1 if last is entry else 0
     if cache.stayed and (cache.passed < MOST_MISSES or cache.stayed >= STAYS):
@@ -223,7 +224,7 @@ def note_miss(cache: EntryCache) -> None:
 def add_entry(cache: EntryCache, entry: Entry) -> None:
     cache.entries.insert(0, entry)
     cache.created += 1
-    entry.number, cache.passed, cache.question = cache.created, 0, None
+    entry.number, cache.passed, cache.unserved, cache.question = cache.created, 0, 0, None
     watch(cache, entry)
     connect_all(cache)
 
