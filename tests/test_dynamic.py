@@ -396,6 +396,19 @@ DIFFERENTIATED = {
     "batch norm": lambda x, p: F.batch_norm(x.view(2, 4, 4), None, None, OTHER[0, :4], OTHER[1, :4], True, eps=p),
     "batch norm, kept": lambda x, p: (m := OTHER[0, :4].clone(), F.batch_norm(x.view(2, 4, 4), m, m + 1, None, None, True, p, p)),
     "batch norm, evaluated": lambda x, p: F.batch_norm(x, OTHER[0], OTHER[1].abs() + 1, OTHER[2], None, False, 0.1, p),
+    "norm": lambda x, p: (x.norm(p + 1), torch.norm(x.where(x > 0, 0), p + 1, 1), torch.linalg.vector_norm(x[None], p + 1, (-1, 0))),
+    "norm of zeros": lambda x, p: (x * 0).norm(p + 1, dim=0), "norm of vectors": lambda x, p: torch.linalg.norm(x, p + 1.5, 0),
+    "dist": lambda x, p: (torch.dist(x, OTHER, p + 1), F.pairwise_distance(x, OTHER, p + 1), F.pairwise_distance(x, OTHER, eps=p)),
+    "normalized": lambda x, p: (F.normalize(x, p + 1), F.normalize(x, dim=-1, eps=4 * p)), "renorm": lambda x, p: x.renorm(p + 1, 0, 1.5),
+    "renorm, length": lambda x, p: x.renorm(2, 1, p), "cosine, eps": lambda x, p: F.cosine_similarity(x, OTHER, eps=3 * p),
+    "close": lambda x, p: (torch.isclose(x, OTHER, rtol=p), x.isclose(x / x.sign().relu(), atol=p, equal_nan=True), x * p),
+    "logit": lambda x, p: torch.logit(x.sigmoid().where(x < 1, math.nan), p / 2),
+    "float_power": lambda x, p: (torch.float_power(x.abs(), p), x.float_power(p)),
+    "copysign": lambda x, p: (torch.copysign(x, p), x.copysign(-p)), "trapezoid": lambda x, p: (torch.trapezoid(x, dx=p, dim=0),
+                                                                                               torch.cumulative_trapezoid(x, dx=p)),
+    "spread": lambda x, p: (x.var(correction=p), torch.std(x, 1, correction=p, keepdim=True), x.var((0, 1), correction=3 * p)),
+    "poisson": lambda x, p: F.poisson_nll_loss(x.abs(), OTHER.abs() * 3, False, True, eps=p),
+    "poisson of logarithms": lambda x, p: F.poisson_nll_loss(x, OTHER.abs(), eps=p, reduction="sum"),
     "pad": lambda x, p: F.pad(x, (1, 2, 0, -1), value=p), "constant pad": lambda x, p: torch.constant_pad_nd(x, (1, 0), p) * x.sum(),
     "linspace": lambda x, p: x * torch.linspace(-p, 2 * p, 8) + torch.linspace(p, 1, 4, dtype=torch.float64)[:, None],
     "quantile": lambda x, p: (torch.quantile(x, p), x.quantile(q=p, dim=1, keepdim=True), torch.quantile(x, p, 0, interpolation="lower")),
@@ -809,9 +822,9 @@ def test_all_versions_count_for_who_asked_for_a_limit(limit, settings, monkeypat
 
 def test_the_limit_and_the_guard_that_kept_failing():
     def function(x, p):
-        return x.norm(p) * 0
+        return torch.cdist(x, x, p).sum() * 0
     compiled = minicompile.compile(function, backend="aot_eager")
-    x = torch.ones(4)
+    x = torch.ones(4, 1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for i in range(15):

@@ -11,6 +11,7 @@
 
 # %%
 import inspect
+import math
 import operator
 import types
 
@@ -356,6 +357,169 @@ def batch_norm(x, mean, var, weight=None, bias=None, training=False, momentum=0.
 
 
 # %% [markdown]
+# ## Norms and distances
+#
+# Of the norms to a power `p`, those for 1, 2 and infinity have kernels and derivatives of their own, and those below 1 another derivative;
+# for all others it is the formula below. The mask is for vectors of zeros, whose derivative is zero.
+
+# %%
+class Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, p, dims):
+        norm = x.abs().pow(p).sum(dims, keepdim=True).pow(1 / p)
+        ctx.save_for_backward(x, norm)
+        ctx.p = p
+        return norm
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, norm = ctx.saved_tensors
+        slope = ctx.p - 1
+        steep, flat = ((torch.pow(t, slope) if (out := power(t, slope)) is NotImplemented else out) for t in (x.abs(), norm))
+        return x.sgn() * steep * (grad / flat).masked_fill(norm == 0, 0), None, None
+
+
+def norm_of(x, p, dim, keepdim):
+    """The norm of a tensor; NotImplemented for powers that eager has kernels for, or another derivative."""
+    if type(p) is not torch.SymFloat or not are_plain(x) or not 1 < p < 1 / TINY or p == 2:
+        return NotImplemented
+    dims = [d % max(x.dim(), 1) for d in (range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim)]
+    if not dims or len({*dims}) < len(dims):
+        return NotImplemented
+    norm = Norm.apply(x, p, dims)
+    return norm if keepdim else norm.squeeze(dims)
+
+
+@rule(torch.linalg.vector_norm)
+def vector_norm(x, ord=2, dim=None, keepdim=False):
+    return norm_of(x, ord, dim, keepdim)
+
+
+@rule(torch.linalg.norm)
+def norm_of_vectors(x, ord=None, dim=None, keepdim=False):
+    return norm_of(x, ord, dim, keepdim) if isinstance(dim, int) or dim is None and x.dim() == 1 else NotImplemented
+
+
+@rule(torch.norm)
+def norm(x, p="fro", dim=None, keepdim=False, out=None, dtype=None):
+    return NotImplemented if dtype is not None or out is not None else norm_of(x, p, dim, keepdim)
+
+
+@rule("norm")
+def norm_of_tensor(x, p="fro", dim=None, keepdim=False, dtype=None):
+    return NotImplemented if dtype is not None else norm_of(x, p, dim, keepdim)
+
+
+@rule(torch.renorm, "renorm")
+def renorm(x, p, dim, maxnorm):
+    if not are_plain(x) or x.dim() < 2 or not maxnorm >= 0 or not -x.dim() <= dim < x.dim():
+        return NotImplemented
+    dims = [d for d in range(x.dim()) if d != dim % x.dim()]
+    length = norm_of(x, p, dims, True) if type(p) is torch.SymFloat else torch.linalg.vector_norm(x, p, dims, True)
+    return NotImplemented if length is NotImplemented else x * torch.where(length > maxnorm, maxnorm / (length + 1e-7), 1.0)
+
+
+# %% [markdown]
+# Distances are norms of differences, and a normalized vector is divided by its norm. PyTorch computes the lengths of a cosine's vectors and
+# raises them where autograd does not look, so their derivative is that of lengths which were not raised.
+
+# %%
+@rule(torch.dist, "dist")
+def dist(x, y, p=2):
+    return norm_of(x - y, p, None, False) if are_plain(x, y) else NotImplemented
+
+
+@rule(F.normalize)
+def normalize(x, p=2.0, dim=1, eps=1e-12, out=None):
+    if out is not None or not are_plain(x):
+        return NotImplemented
+    length = norm_of(x, p, dim, True) if type(p) is torch.SymFloat else torch.linalg.vector_norm(x, p, dim, True)
+    return NotImplemented if length is NotImplemented else x / length.clamp_min(eps).expand_as(x)
+
+
+@rule(F.pairwise_distance, torch.pairwise_distance)
+def pairwise_distance(x, y, p=2.0, eps=1e-6, keepdim=False):
+    if not are_plain(x, y) or x.dim() == 0 or x.shape != y.shape:
+        return NotImplemented
+    apart = x - y + eps
+    return norm_of(apart, p, -1, keepdim) if type(p) is torch.SymFloat else torch.linalg.vector_norm(apart, p, -1, keepdim)
+
+
+@rule(F.cosine_similarity, torch.cosine_similarity)
+def cosine_similarity(x, y, dim=1, eps=1e-8):
+    if not are_plain(x, y) or x.shape != y.shape or x.dim() == 0:
+        return NotImplemented
+    lengths = [torch.linalg.vector_norm(t, 2, dim, True) for t in (x, y)]
+    lengths = [n + (n.detach().clamp_min(eps) - n.detach()) for n in lengths]
+    return (x / lengths[0] * (y / lengths[1])).sum(dim)
+
+
+# %% [markdown]
+# ## Tolerances, bounds, factors
+#
+# What remains are functions that PyTorch composes of operators which take the number as data, and of which it asks for the number before
+# that: how far two numbers may be apart, where a probability is cut off before its logarithm is taken, the distance of samples, and what is
+# taken from the number of samples to give a variance.
+
+# %%
+@rule(torch.isclose, "isclose")
+def isclose(x, y, rtol=1e-5, atol=1e-8, equal_nan=False):
+    if not are_plain(x, y) or not (rtol >= 0 and atol >= 0):
+        return NotImplemented
+    apart, equal = (x - y).abs(), x == y
+    equal = equal | x.isnan() & y.isnan() if equal_nan else equal
+    return equal | apart.isfinite() & (apart <= atol + (rtol * y).abs())
+
+
+@rule(torch.logit, "logit")
+def logit(x, eps=None):
+    if not are_plain(x) or not 0 < eps < 0.5:
+        return NotImplemented
+    z = torch.where(x.isnan(), x, x.clamp(eps, 1 - eps))         # the derivative of a NaN is one
+    return (z / (1 - z)).log()
+
+
+@rule(torch.float_power, "float_power")
+def float_power(x, exponent):
+    if not isinstance(x, torch.Tensor) or x.is_complex():
+        return NotImplemented
+    x = x.to(torch.float64)
+    out = power(x, exponent)
+    return torch.pow(x, exponent) if out is NotImplemented else out
+
+
+@rule(torch.copysign, "copysign")
+def copysign(x, y):
+    return torch.copysign(x, x.new_full((), y)) if isinstance(x, torch.Tensor) and x.is_floating_point() else NotImplemented
+
+
+@rule(torch.trapezoid, torch.trapz)
+def trapezoid(y, *, dx=1.0, dim=-1):
+    return torch.trapezoid(y, dim=dim) * dx if are_plain(y) else NotImplemented
+
+
+@rule(torch.cumulative_trapezoid)
+def cumulative_trapezoid(y, *, dx=1.0, dim=-1):
+    return torch.cumulative_trapezoid(y, dim=dim) * dx if are_plain(y) else NotImplemented
+
+
+def spread_by(root: bool):
+    def spread(x, dim=None, *, correction=1, keepdim=False):
+        dims = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+        count = 1
+        for d in dims:
+            count = count * x.shape[d]
+        if not are_plain(x) or x.dim() == 0 or not 0 <= correction < count:
+            return NotImplemented
+        var = torch.var(x, dim, correction=0, keepdim=keepdim) * (count / (count - correction))
+        return var.sqrt() if root else var
+    return spread
+
+
+for _function in (torch.var, torch.std):
+    rule(_function, _function.__name__)(spread_by(_function is torch.std))
+
+# %% [markdown]
 # ## Numbers put in
 #
 # Neither the border of an image nor what stands for NaN and infinity has a derivative.
@@ -489,3 +653,14 @@ def triplet_margin_loss(anchor, positive, negative, margin=1.0, p=2, eps=1e-6, s
     near, far = (F.pairwise_distance(anchor, other, p, eps) for other in (positive, negative))
     far = torch.minimum(far, F.pairwise_distance(positive, negative, p, eps)) if swap else far
     return by_reduction((margin + near - far).clamp_min(0), reduction)
+
+
+@loss(F.poisson_nll_loss)
+def poisson_nll_loss(x, target, log_input=True, full=False, eps=1e-8, reduction="mean"):
+    if reduction not in ("mean", "sum", "none") or x.shape != target.shape:
+        return NotImplemented
+    each = x.exp() - target * x if log_input else x - target * (x + eps).log()
+    if full:
+        stirling = target * target.log() - target + 0.5 * (2 * math.pi * target).log()
+        each = each + stirling.masked_fill(target <= 1, 0)
+    return by_reduction(each, reduction)
