@@ -1257,3 +1257,53 @@ def test_beyond_the_limit_what_no_version_fits_is_not_asked_about_each_time(monk
         compiled(x, names[2])
         with pytest.raises(minicompile.RecompileError):
             compiled(x, "another")
+
+
+class Scaled:
+    """An object with operators."""
+
+    def __init__(self, x):
+        self.x, self.asked = x, []
+
+    def __mul__(self, k):
+        self.asked.append("mul")
+        return Scaled(self.x * k)
+
+    __rmul__ = __mul__
+
+    def __iadd__(self, k):
+        self.x = self.x + k
+        return self
+
+    def __sub__(self, k):
+        self.asked.append("sub")
+        return NotImplemented
+
+    def __rsub__(self, k):
+        self.asked.append("rsub")
+        return NotImplemented
+
+
+def added(v, k):
+    v += k
+    return v.x
+
+
+def refused(v, k):
+    said = []
+    for subtract in (lambda: v - k, lambda: k - v, lambda: v ** k):
+        try:
+            subtract()
+        except TypeError as error:
+            said.append(str(error))
+    return v.x * k, said, v.asked
+
+
+@pytest.mark.parametrize("numbers", [(0.5, 0.7, 0.9, 1.5), (2, 3, 5, 7)])
+@pytest.mark.parametrize("f", [lambda v, k: (v * k).x, lambda v, k: (k * v).x, lambda v, k: (Scaled(v.x) * (2 * k)).x, added, refused])
+def test_operators_of_objects_take_numbers_that_vary(f, numbers):
+    compiled, x = minicompile.compile(f, backend="aot_eager"), torch.ones(3)
+    for k in numbers:
+        ours, eagers = compiled(Scaled(x), k), f(Scaled(x), k)
+        assert str(ours) == str(eagers)
+    assert driver.counters.graphs <= 2 or f is refused

@@ -207,11 +207,14 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
 # has a size `n + 1`, and one version serves all. `n / 2` is a float, which a node of the graph computes. `n << 2` is `n * 4`,
 # and so an expression again; `n ^ 3` is none, but the entry can compute it before the graph runs and hand it in as another
 # number that varies (`computed`, in `varying.py`). `"%d" % n` is a text that waits. What none of this fits, such as
-# `[0] * n`, fixes `n` to its present value (`specialize`), with a guard, and starts again with a constant.
+# `[0] * n`, fixes `n` to its present value (`specialize`), with a guard, and starts again with a constant. Beside an object of a class with
+# operators of its own, these are asked first (`of_objects`), and given `n` as it is.
 
 # %%
 def of_symbols(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace: bool) -> AbstractValue | None:
     """`binary` of numbers of which some vary; None for sizes, whose expression the graph has."""
+    if (result := of_objects(tx, symbol, a, b, inplace)) is not None:
+        return result
     if (result := of_scalars(tx, symbol, a, b)) is not None:
         return result
     if {a.cls, b.cls} <= NUMBERS and not {a.cls, b.cls} <= {int, float} and \
@@ -229,6 +232,21 @@ def of_symbols(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inpl
         return symbol == "%" and ask(tx, [(a, "__mod__", b)]) or fold(tx, python_operator(name), [a, b])
     fits = classes == {int} and (symbol in SIZE_OPERATORS or small)
     return None if fits else binary(tx, symbol, specialize(a), specialize(b), inplace)
+
+
+def of_objects(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace: bool) -> AbstractValue | None:
+    """A number that varies beside an object of the program, whose methods take it as it is; None if it has none."""
+    name, other = BINARY[symbol], b if type(a) is SymVal else a
+    if type(other) is not ObjVal or issubclass(other.cls, (int, float, complex, numpy.generic)):
+        return None
+    methods = [f"__r{name}__"] if other is b else [f"__i{name}__"] * inplace + [f"__{name}__"]
+    if not any(python_method(other.cls, method) for method in methods):
+        return None
+    result = ask(tx, [(other, method, a if other is b else b) for method in methods])
+    if result is None:                                   # they are not to be asked twice
+        raise_as_python(tx, python_operator("i" + name if inplace else name), name, a, b)
+        unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
+    return result
 
 
 # %% [markdown]
