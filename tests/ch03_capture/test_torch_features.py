@@ -1891,6 +1891,17 @@ def constants_of_jit_and_compiler():
 
 
 @feature
+def no_transform_and_no_tangent():
+    def f(x):
+        y = x * 2
+        primal, tangent = torch.autograd.forward_ad.unpack_dual(y)
+        if torch._C._are_functorch_transforms_active() or tangent is not None or primal is not y:
+            return x
+        return torch.autograd.forward_ad.unpack_dual(x).primal + primal
+    return f, (rand(3),)
+
+
+@feature
 def old_types_of_tensors_are_called():
     def f(x):
         made = (torch.Tensor([1, 2, 3]), torch.FloatTensor([[1, 2], [3, 4]]), torch.LongTensor((1, 2.5)), torch.BoolTensor([0, 2]),

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Builtin functions, continued: questions that the program asks torch
 #
-# The trace is neither scripting nor tracing in the sense of `torch.jit`. Grad mode and autocast are asked
-# of the tracing thread, which is in the state that the program would be in. What the world guards pin down
-# (the default dtype, deterministic algorithms) is simply asked.
+# The trace is neither scripting nor tracing in the sense of `torch.jit`, and no transform of `torch.func` is at work, nor
+# forward-mode differentiation: guards see to that. Grad mode and autocast are asked of the tracing thread, which is in the state that the
+# program would be in. What the world guards pin down (the default dtype, deterministic algorithms) is simply asked.
 
 # %%
 import functools
@@ -45,11 +45,17 @@ for _function in (
         torch.jit.is_scripting, torch._jit_internal.is_scripting, torch.jit.is_tracing, torch._C._is_tracing,
         torch.overrides.has_torch_function, torch.overrides.has_torch_function_unary,
         torch.overrides.has_torch_function_variadic, torch.overrides.is_tensor_method_or_property,
-        torch._C._is_torch_function_mode_enabled, torch.compiler.is_exporting):
+        torch._C._is_torch_function_mode_enabled, torch._C._are_functorch_transforms_active, torch.compiler.is_exporting):
     HANDLED[_function] = constant_answer(False)
 HANDLED[torch._C._get_tracing_state] = constant_answer(None)
 HANDLED[torch._C._len_torch_dispatch_stack] = constant_answer(0)         # there is a guard
 HANDLED[marks.is_compiling] = constant_answer(True)
+
+
+@handles(torch.autograd.forward_ad.unpack_dual)
+def unpack_dual(tx, tensor):
+    """Nothing is captured under forward-mode differentiation, so no tensor has a tangent."""
+    return call(tx, wrap(tx, torch.autograd.forward_ad.UnpackedDualTensor), [tensor, NONE])
 
 
 @handles(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
