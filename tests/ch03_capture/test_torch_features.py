@@ -14,6 +14,7 @@ import functools
 import gc
 import math
 import sys
+import threading
 import types
 import warnings
 import weakref
@@ -3632,6 +3633,27 @@ def test_a_cached_function_that_sees_no_change_is_called_after_a_write_and_under
             x = torch.randn(2, n)
             check_same(compiled(rotary, x, pattern), Rotary.turned(Rotary(), x, pattern))
             assert rotary.kept.shape == x.permute(prepared(pattern, ("->",)).order).shape
+
+
+@functools.lru_cache
+def asked_of(holder, n):
+    return holder.count() + n
+
+
+@pytest.mark.parametrize("has_lock", [False, True])
+def test_a_cached_function_that_sees_a_change_through_what_a_class_in_c_holds(has_lock):
+    def f(x, holder, names, n):
+        names.append(n)
+        return x + 1, asked_of(holder, n)
+
+    def answers(f):
+        holder = type("Holder", (), {})()
+        names = []
+        holder.count = functools.partial(len, names)
+        if has_lock:
+            holder.lock = threading.RLock()
+        return [f(torch.ones(2), holder, names, n) for n in (1, 2, 1, 3)]
+    check_same(answers(minicompile.compile(f, backend="eager")), answers(f))
 
 
 def test_a_cached_function_that_may_see_a_change():

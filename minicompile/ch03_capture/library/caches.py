@@ -16,7 +16,7 @@ import types
 import torch
 from torch import is_grad_enabled, is_inference_mode_enabled
 
-from ...ch02_guards.identity import HEAP_TYPE, is_a, is_long_lived, is_of_library, module_name, weakly
+from ...ch02_guards.identity import is_a, is_long_lived, is_of_library, module_name, weakly
 from ...errors import Unsupported, interrupts, marked
 from ..calls import REAL_CALLS, handles
 from ..comparisons import truth
@@ -229,9 +229,17 @@ def looked_into(thing, pytorch: bool) -> list | None:
         return [] if is_of_library(thing, module_name(thing), thing.__qualname__) else named_by(thing, pytorch)
     if type(thing) is type:
         return [*vars(thing).values(), *thing.__bases__]
-    if all(cls is object or cls.__flags__ & HEAP_TYPE and "__slots__" not in vars(cls) for cls in type(thing).__mro__):
+    if layout(type(thing)) == layout(Plain):
         return [type(thing), *thing.__dict__.values()]
     return None
+
+
+def layout(kind) -> tuple:
+    return kind.__basicsize__, kind.__dictoffset__, kind.__weakrefoffset__
+
+
+class Plain:
+    """Its instances hold a dictionary and nothing else. A slot is more, and so is what a class in C holds, as `functools.partial`."""
 
 
 INSIDE = {functools._lru_cache_wrapper: ("__wrapped__",), staticmethod: ("__func__",), classmethod: ("__func__",),
