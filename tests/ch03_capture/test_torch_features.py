@@ -12,6 +12,8 @@ import dis
 import enum
 import functools
 import gc
+import io
+import logging
 import math
 import sys
 import threading
@@ -3654,6 +3656,48 @@ def test_a_cached_function_that_sees_a_change_through_what_a_class_in_c_holds(ha
             holder.lock = threading.RLock()
         return [f(torch.ones(2), holder, names, n) for n in (1, 2, 1, 3)]
     check_same(answers(minicompile.compile(f, backend="eager")), answers(f))
+
+
+class Watching(logging.StreamHandler):
+    """A handler that looks at what the compiled function has written."""
+
+    def emit(self, record):
+        super().emit(record)
+        self.stream.write(f"{counts}")
+
+
+counts = []
+
+
+@functools.lru_cache
+def said_once(logger, text):
+    logger.warning(text)
+
+
+@pytest.mark.parametrize("handler", [logging.StreamHandler, Watching])
+def test_a_message_that_a_cache_lets_through_once_is_written_after_a_write(handler):
+    """As `warning_once` of transformers; a handler of the program sees what the program has written."""
+    def f(x, logger, counts):
+        counts.append(x.shape[0])
+        said_once(logger, "new")
+        counts.append(1)
+        said_once(logger, "new")
+        return x + 1
+
+    def texts(f):
+        said_once.cache_clear()
+        counts.clear()
+        written = io.StringIO()
+        logger = logging.Logger("program")
+        logger.addHandler(handler(written))
+        with Captures() as seen:
+            for n in (2, 3, 4):
+                f(torch.ones(n), logger, counts)
+        return written.getvalue(), counts[:], seen.breaks
+
+    *expected, _ = texts(f)
+    *got, breaks = texts(minicompile.compile(f, backend="eager"))
+    assert got == expected and bool(breaks) == (handler is Watching)
 
 
 def test_a_cached_function_that_may_see_a_change():

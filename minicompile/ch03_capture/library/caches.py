@@ -9,6 +9,7 @@ import builtins
 import contextlib
 import enum
 import functools
+import logging
 import math
 import opcode
 import types
@@ -179,7 +180,8 @@ def asks_only_arguments(function, *callers) -> bool:
 # `einops` keeps what it has made of a pattern, and models ask for it under autocast, in their rotary embeddings, or after `self.cache = t`,
 # neither of which it sees. `sees_no_change` walks through all that a function may reach: what its code names in its globals, what lies in
 # its closure, classes with their methods, the arguments. Nothing there may be what the trace has written to, nor, inside of a context, of
-# PyTorch. What it does not know how to look into may be anything.
+# PyTorch. What it does not know how to look into may be anything. A logger asks its filters and its handlers, and those write to a
+# stream: `transformers` says a thing once by a method of its loggers that has a cache.
 
 # %%
 def sees_no_change(tx, function, arguments) -> bool:
@@ -223,6 +225,10 @@ def looked_into(thing, pytorch: bool) -> list | None:
         return list(thing)
     if type(thing) is dict:
         return [*thing, *thing.values()]
+    if type(thing) in LOGGERS:
+        return [*thing.filters, *thing.handlers, thing.parent if thing.propagate else None]
+    if type(thing) in LOG_HANDLERS:
+        return [*thing.filters, thing.formatter]
     if type(thing) in INSIDE:
         return [getattr(thing, name) for name in INSIDE[type(thing)] if hasattr(thing, name)]
     if type(thing) is types.FunctionType:
@@ -242,6 +248,8 @@ class Plain:
     """Its instances hold a dictionary and nothing else. A slot is more, and so is what a class in C holds, as `functools.partial`."""
 
 
+LOGGERS = (logging.Logger, logging.RootLogger)
+LOG_HANDLERS = (logging.StreamHandler, logging.FileHandler, logging.NullHandler, type(logging.lastResort))
 INSIDE = {functools._lru_cache_wrapper: ("__wrapped__",), staticmethod: ("__func__",), classmethod: ("__func__",),
           property: ("fget", "fset", "fdel"), types.CellType: ("cell_contents",)}
 
