@@ -19,7 +19,7 @@
 # %%
 import torch
 
-from ..ch01_graphs.symbolic import Int, Symbol, coefficient, product, substitute
+from ..ch01_graphs.symbolic import Int, Symbol, coefficient, product, substitute, to_text
 from ..ch07_loops.ir import Value, root_of
 from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource
 from ..ch08_fusion.values import LinkedKernel, link, relink
@@ -212,7 +212,39 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
     e, function = emitted(kernel, threads=torch.get_num_threads())
     lines = pointer_lines(e, [f"pointers[{k}]" for k in range(len(kernel.tensors))])
     lines += [number_line(s, f"sizes[{i}]") for i, s in enumerate(kernel.symbols)]
-    return source_of(kernel, lines + function.lines, product(v.size for v in kernel.vars + kernel.reduction_vars))
+    lines += function.lines
+    return source_of(kernel, for_threads(e, lines) if e.few else lines, product(v.size for v in kernel.vars + kernel.reduction_vars))
+
+
+# %% [markdown]
+# To begin a parallel region takes a third of a microsecond, also if its `if` clause says that one thread is enough: as long as a small
+# kernel and its call. So where sizes vary, the nest is a function, which is called by a team of threads, or without one
+# (`omp_in_parallel`: if Python itself runs in a region of somebody's, the loop would be shared among its threads). In 256 rows of 64
+# numbers, whose first is a size that varies, the sum of each is
+#
+#     extern "C" void KERNEL(void** pointers, const int64_t* sizes, mc_problem* problem) {
+#       struct nest {
+#         static __attribute__((noinline)) void run(void** pointers, const int64_t* sizes, mc_problem* problem) {
+#           ...
+#           #pragma omp for schedule(static) nowait
+#           for (int64_t i0 = 0; i0 < s0; i0 += 1) { ... }
+#         }
+#       };
+#       if (64*sizes[0] < 32768) return nest::run(pointers, sizes, problem);
+#       #pragma omp parallel
+#       nest::run(pointers, sizes, problem);
+#     }
+
+# %%
+def for_threads(e: Emitter, lines: list[str]) -> list[str]:
+    """The body of a kernel whose nest, in these lines, is for a team of threads if there is enough work."""
+    work, limit = e.few
+    places = {s: f"sizes[{i}]" for i, s in enumerate(e.kernel.symbols)}
+    amount = to_text(work, places.get, "/", truncates=True)
+    return ["struct nest {", "  static __attribute__((noinline)) void run(void** pointers, const int64_t* sizes, mc_problem* problem) {",
+            *("    " + line for line in lines), "  }", "};",
+            f"if ({amount} < {limit} && !omp_in_parallel()) return nest::run(pointers, sizes, problem);",
+            "#pragma omp parallel", "nest::run(pointers, sizes, problem);"]
 
 
 SMALL = 4096                 # elements for which the launcher keeps Python's lock

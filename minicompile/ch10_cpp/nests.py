@@ -87,6 +87,7 @@ class Emitter:
     interior: Interior | None = None
     padded: bool = False                 # the last step of the lane loop has as many lanes as the others
     pairs: bool = False                  # several outputs are stored through one pointer
+    few: tuple[Int, int] | None = None   # if sizes vary: the work, and how much is worth threads
     count: int = 0
 
     def __post_init__(self):
@@ -451,14 +452,16 @@ def least_work(e: Emitter) -> int:
 
 
 def parallel_pragma(e: Emitter, work: Int, collapse: int) -> list[str]:
-    """The directive in front of `collapse` perfectly nested loops, or nothing when the work is certainly too
-    small."""
-    limit = least_work(e)
-    if isinstance(work, int) and work < limit * (4 if e.threads == 1 else 1):
+    """The directive in front of `collapse` perfectly nested loops, or nothing when the work is certainly too small. Where that is not
+    known yet, the function asks (`for_threads`)."""
+    limit = least_work(e) * (4 if e.threads == 1 else 1)
+    if isinstance(work, int) and work < limit:
         return []
-    condition = "" if isinstance(work, int) else f" if ({size_text(work)} >= {limit})"
     together = f" collapse({collapse})" if collapse > 1 else ""
-    return [f"#pragma omp parallel for{together} schedule(static){condition}"]
+    if isinstance(work, int):
+        return [f"#pragma omp parallel for{together} schedule(static)"]
+    e.few = work, limit
+    return [f"#pragma omp for{together} schedule(static) nowait"]
 
 # %% [markdown]
 # ## Blocks of lanes

@@ -21,6 +21,7 @@ typedef unsigned long uint64_t;
 #define MC_INF __builtin_inff()
 #define MC_NAN __builtin_nanf("")
 #define MC_FMA __builtin_fmaf
+extern "C" int omp_in_parallel();
 template <class To, class From> MC To mc_bits(From x) { return __builtin_bit_cast(To, x); }
 
 // ---- functions of libm, which glibc (2.35 and later) has for vectors of each width as well: declared `simd`, g++ calls in a

@@ -6,12 +6,14 @@ import re
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import minicompile.cache as cache
+from minicompile.ch01_graphs.symbolic import Symbol
 from minicompile.ch10_cpp import build
 from minicompile.ch10_cpp.emit import emit_cpp
 from minicompile.errors import MinicompileError
@@ -243,6 +245,22 @@ def test_linking_reads_no_library_of_c(fresh_cache):
     build.load_cpp([scaled(8, 2.25)[0]])[0].resolve()
     library, = fresh_cache.rglob("*.so")
     assert b"libc.so" not in library.read_bytes()
+
+
+@pytest.mark.parametrize("size", [20_000, 400_000])
+def test_sizes_that_vary_need_a_team_for_much_work_only(fresh_cache, size):
+    """Also called from a region of somebody else, each element is computed: no loop is shared among the threads there."""
+    n, x = Symbol("n", None, 2), torch.randn(size)
+    i, b = (Symbol("i0", n.expr),), Body()
+    b.store("y", i[0].expr, b.add(b.load("y", i[0].expr, torch.float32), b.load("x", i[0].expr, torch.float32)))
+    y = torch.zeros(size)
+    source = emit_cpp(kernel(i, (), [(i, (), b)], {"x": x}, {"y": y}, name="inside", symbols=(n,)))
+    region = [source.code, 'extern "C" void outside(void** pointers, const int64_t* sizes, mc_problem* problem) {',
+              "#pragma omp parallel num_threads(2)", "#pragma omp single", "inside(pointers, sizes, problem);", "}"]
+    plain, nested = build.load_cpp([source, replace(source, name="outside", code="\n".join(region))])
+    for k, function in enumerate((plain, nested), 1):
+        function(x, y, size)
+        assert torch.equal(y, k * x)
 
 
 @pytest.mark.processes
