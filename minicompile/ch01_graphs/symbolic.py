@@ -14,6 +14,7 @@
 
 # %%
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Callable, Iterable, Union
@@ -357,6 +358,29 @@ def _brought_near(a: Expr, b: Int) -> tuple[Int, Int] | None:
 
 
 # %% [markdown]
+# Where sizes vary, a divisor is often a product of which the dividend has a part. With a row `i` and an element `j` of it,
+# `(s0*i + j) // (8*s0)` is `i // 8`, and the remainder `(i % 8)*s0 + j`: for `0 <= r < g` and a positive `f`, `(q*g + r) // (f*g)` is
+# `q // f`. (An instance norm, whose rows are the channels of each image, has such an index, and each of its elements cost nine divisions.)
+
+# %%
+def _by_parts(a: Expr, b: Int) -> tuple[Int, Int, Int, Int] | None:
+    """(q, f, g, r) with a == q*g + r, b == f*g, 0 <= r < g, and f > 0; None if no such factor of `b` is found."""
+    if isinstance(b, int) or len(b.terms) > 1 or b.const:
+        return None
+    (atoms, number), = b.terms.items()
+    for count in range(len(atoms)):
+        for taken in dict.fromkeys(itertools.combinations(atoms, count)):
+            inner = _of_terms({_without(atoms, taken): 1})
+            factor = _of_terms({taken: number})
+            if factor == 1 or (low := bounds(factor)[0]) is None or low <= 0:
+                continue
+            outer, rest = _divide_terms(a, inner)
+            if provably_nonnegative(rest) and provably_less(rest, inner):
+                return outer, factor, inner, rest
+    return None
+
+
+# %% [markdown]
 # If nothing leaves the division, numerator and divisor may still have a factor in common: `(8*s0*s1 + 4*s0) //
 # (4*s0)` is `2*s1 + 1`. The factor is the greatest common divisor of all coefficients, times the atoms that occur
 # in every term. The small functions behind it take an expression into a list of terms and back.
@@ -411,6 +435,8 @@ def floordiv(a: Int, b: Int) -> Int:
     quotient, rest = _divide_terms(a, b)
     if provably_nonnegative(rest) and provably_less(rest, b):
         return quotient
+    if (parts := _by_parts(a, b)) is not None:
+        return floordiv(parts[0], parts[1])
     quotient, rest = _brought_near(a, b) or (quotient, rest)
     if isinstance(rest, int):
         return add(quotient, floordiv(rest, b))
@@ -435,6 +461,9 @@ def mod(a: Int, b: Int) -> Int:
     _, rest = _divide_terms(a, b)
     if provably_nonnegative(rest) and provably_less(rest, b):
         return rest
+    if (parts := _by_parts(a, b)) is not None:
+        outer, factor, inner, rest = parts
+        return add(mul(mod(outer, factor), inner), rest)
     _, rest = _brought_near(a, b) or (_, rest)
     if isinstance(rest, int):
         return mod(rest, b)

@@ -13,7 +13,7 @@ from typing import Iterable, Sequence
 
 import torch
 
-from ..ch01_graphs.symbolic import Int, Symbol, product, substitute, symbols, to_text
+from ..ch01_graphs.symbolic import Int, Symbol, present, product, substitute, symbols, to_text
 from ..ch07_loops.ir import Value, behind, body_of, in_order, replay
 from ..ch07_loops.reference import GridHandler
 from .nests import (SIMD, Emitter, Interior, Scope, along_lane, child, close, compute, first_position, for_, fresh, get, index_text,
@@ -38,16 +38,16 @@ def tabulate(e: Emitter, function: Scope, nest: Scope, lane: Symbol, outer: tupl
     """Compute the positions that depend on one variable in `function`, if they are needed again, and name them in `nest`, inside of it.
     So with floats that depend on the lane only and are worth a table, if what depends on more reads them."""
     for variable in (lane, *outer):
-        again, size = product(v.size for v in outer if v is not variable), variable.size
+        again, size = present(product(v.size for v in outer if v is not variable)), variable.size
         needed = {o for v in e.graph.steps if v.dims != {lane} for o in v.operands if worth_a_table(o)} if variable is lane else ()
         positions = [v for v in e.graph.values if (v.op == "indirect" or v in needed) and v.dims == {variable}]
-        if e.part or not positions or not isinstance(size, int) or size > LONGEST_TABLE or isinstance(again, int) and again < 4:
+        if e.part or not positions or present(size) > LONGEST_TABLE or again < 4:
             continue
         loop = child(function, (variable,))
         compute(e, positions, loop)
         for value in positions:
-            table, zeros = fresh(e, "table"), " = {}" if size % STEP else ""
-            function.lines += of_loop(e, value.loop, f"{register_type(value.dtype)} {table}[{room(size)}]{zeros};")
+            table = fresh(e, "table")
+            function.lines += of_loop(e, value.loop, *array_lines(value.dtype, table, size, zeros=True))
             loop.lines += of_loop(e, value.loop, f"{table}[{variable.name}] = {get(e, value, loop)};")
             nest.names[value] = text = f"{table}[{variable.name}]"
             if variable is not lane:        # read once: g++ does not know that no lane writes to the table
@@ -56,9 +56,31 @@ def tabulate(e: Emitter, function: Scope, nest: Scope, lane: Symbol, outer: tupl
         close(loop, [for_(variable.name, size_text(size))])
 
 
-def room(size: int) -> str:
+# %% [markdown]
+# An array is on the stack if its length is a number. Where sizes vary, it is memory that each thread takes once, in front of its loops:
+#
+#     const mc_memory memory_table21(mc_lanes(2*s1), sizeof(int64_t));
+#     int64_t* const table21 = (int64_t*)memory_table21.begin;
+#     if (!table21) return mc_report(problem, 3, 0, 0);
+#
+# So such kernels have what others have. A softmax of 47 columns, whose number varies, takes a third of the time that it takes if each
+# exponential is computed twice and the last fifteen one by one; a bilinear resize of small images takes a fourth of that without a table.
+
+# %%
+def room(size: Int) -> str:
     """The length of an array that a lane loop may read in whole vectors."""
-    return f"mc_lanes({size})" if size % STEP else str(size)
+    return f"mc_lanes({size_text(size)})" if size % STEP != 0 else size_text(size)
+
+
+def array_lines(dtype: torch.dtype, name: str, size: Int, zeros: bool = False, times: int = 1) -> list[str]:
+    """The declaration of an array for that many lanes, or `times` as many. If sizes vary it belongs to the scope of the function.
+    zeros: what is behind the lanes is zero."""
+    t, length = register_type(dtype), room(size) if times == 1 else f"{times} * {room(size)}"
+    if isinstance(size, int):
+        return [f"{t} {name}[{length}]{' = {}' if zeros and size % STEP else ''};"]
+    clear = f"{for_('k', room(size), size_text(size))} {name}[k] = 0;"
+    return [f"const mc_memory memory_{name}({length}, sizeof({t}));", f"{t}* const {name} = ({t}*)memory_{name}.begin;",
+            f"if (!{name}) return mc_report(problem, 3, 0, 0);", *([clear] if zeros and size % STEP != 0 else [])]
 
 
 def worth_a_table(value: Value) -> bool:
@@ -191,7 +213,7 @@ def close_interior(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol) ->
 #
 # What remains of a row of 47 numbers behind two steps is 15 lanes. g++ makes a vector of eight and one of four of them, and computes
 # three one by one, which took more time than all the steps. A processor with AVX-512 loads and stores any part of sixteen numbers. There
-# the last step has all lanes (`mc_lanes`), also of a loop over floats, whose loads and stores then have arrays as well: zeros are loaded
+# the last step has all lanes, also of a loop over floats, whose loads and stores then have arrays as well: zeros are loaded
 # for the lanes too many (`mc_widen_f32`), what they compute is not stored, and a reduction takes its identity from them (`there`). So all
 # that they do must be harmless (`ends_ragged`): no look-up of a position, no division of integers. A softmax of 47 floats takes a
 # quarter of the time, a sum of 33 halves a third. (Of rows of eight numbers, of four floats, or three in a sum, g++ makes what is as fast
@@ -216,7 +238,7 @@ def ends_ragged(lane: Symbol, values: Sequence[Value]) -> bool:
     """Does this lane loop, which computes `values`, end with less than a step, and are lanes too many harmless there?"""
     size, halves = lane.size, any(v.op == "load" and v.dtype in HALVES for v in values)
     as_fast = {STEP // 2} if halves else {STEP // 2, 4 if any(v.op == "store" for v in values) else 3}
-    return WIDE and isinstance(size, int) and 2 < size < LONGEST_PADDED and size % STEP != 0 and size not in as_fast and all(
+    return WIDE and 2 < present(size) < LONGEST_PADDED and size % STEP != 0 and size not in as_fast and all(
         v.op in ("load", "store", "index", "constant") or v.op not in ("indirect", "philox") and
         (v.dtype.is_floating_point or v.dtype is torch.bool) for v in values if v.op == "store" or lane in v.dims)
 
@@ -259,10 +281,10 @@ def close_lanes(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol, first
         close(inner, [*pragma, for_("lane", str(count))], [define])
         return close(around, [])
     after = convert_halves(e, around, halves, lane, first + Symbol("at").expr)
-    close(inner, [*pragma, for_("step", "mc_lanes(steps)" if e.padded else "steps")], ["const int64_t lane = at + step;", define])
+    close(inner, [*pragma, for_("step", str(STEP) if e.padded else "steps")], ["const int64_t lane = at + step;", define])
     e.padded = False
     around.lines += [*behind, *after]
-    rest = lane.size % width if isinstance(lane.size, int) else f"({count} - done) % {width}"
+    rest = lane.size % width if isinstance(lane.size, int) else f"{count} - done"
     rest = [f"if (done < {count}) run(done, {rest});"] if rest else []
     around.parent.lines += [*inlined(e, "const int64_t at, const int64_t steps", around.lines), "int64_t done = 0;",
                             f"for (; done + {width} <= {count}; done += {width}) run(done, {width});", *rest]

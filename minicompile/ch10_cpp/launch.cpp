@@ -82,6 +82,7 @@ static PyObject* mc_launch(PyObject* self, PyObject* const* args, long n) {
   kernel->run(pointers, numbers, &problem);
   if (state) PyEval_RestoreThread(state);
   if (problem.kind == 1) return mc_out_of_range(problem);
+  if (problem.kind == 3) return PyErr_NoMemory();
   if (problem.kind) return PyErr_Format(PyExc_RuntimeError, "ZeroDivisionError");
   Py_IncRef(&_Py_NoneStruct);
   return &_Py_NoneStruct;

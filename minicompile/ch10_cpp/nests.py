@@ -473,10 +473,9 @@ def parallel_pragma(e: Emitter, work: Int, collapse: int) -> list[str]:
 # %%
 def lane_block(e: Emitter, lane: Symbol, outer: tuple[Symbol, ...], largest: int) -> int | None:
     """How many lanes one block has; None when the lane loop need not be split."""
-    rows = product(v.size for v in outer)
+    if present(lane.size) <= largest and present(product(v.size for v in outer)) >= 8 * e.threads:
+        return None
     if isinstance(lane.size, int):
-        if lane.size <= largest and isinstance(rows, int) and rows >= 8 * e.threads:
-            return None
         share = -(-lane.size // e.threads)
         return max(16, min(largest, -(-share // 16) * 16))
     return largest

@@ -526,9 +526,16 @@ template <class T> MC T mc_ipow(T a, T b) {
   return y;
 }
 
+// ---- memory for an array whose length varies
+struct mc_memory {
+  void* begin;
+  mc_memory(int64_t count, int64_t size) : begin(__builtin_malloc(count * size)) {}
+  ~mc_memory() { __builtin_free(begin); }
+};
+
 // ---- a kernel reports the first index out of range, or a division by zero, through `problem`; the caller
 // raises
-struct mc_problem { int64_t kind, value, size; };
+struct mc_problem { int64_t kind, value, size; };  // kind: 1 for an index, 2 for a divisor, 3 for too little memory
 static __attribute__((noinline, cold))
 void mc_report(mc_problem* p, int64_t kind, int64_t value, int64_t size) {
 #pragma omp critical(mc_problem)

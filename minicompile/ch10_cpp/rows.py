@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Rows
 #
-# The lane is the row's own variable. What is expensive and used in two passes is kept in an array as long as the row (`needed_again`).
+# The lane is the row's own variable. What is expensive and used in two passes is kept in an array as long as the row (`needed_again`,
+# `array_lines`).
 # `passes` has divided the work: each pass walks along the row once, computes some reductions, and stores
 # what is known by then. A softmax has three, for the maximum, the sum, and the quotients. (Chapter 9 finds maximum and sum in one walk,
 # at the price of computing each exponential again. Here that is what takes time.)
@@ -20,7 +21,7 @@ from ..ch07_loops.ir import Value, behind, identity, in_order
 from ..ch07_loops.lazy import linear
 from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.values import elements
-from .lanes import STEP, WIDE, close_lanes, half_blocks, room, tabulate, worth_a_table
+from .lanes import STEP, WIDE, array_lines, close_lanes, half_blocks, room, tabulate, worth_a_table
 from .nests import (
     SIMD,
     Count,
@@ -56,9 +57,9 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
     direct = direct_variable(e, kernel.vars) if atomic else None
     outer = tuple(sorted(kernel.vars, key=lambda v: v is not direct)) if atomic else kernel.vars
     plan, kept = passes(e), {}
-    if isinstance(lane.size, int) and len(kernel.reduction_vars) == 1:
+    if len(kernel.reduction_vars) == 1:
         twice = needed_again(e, plan, lane)
-        most = SCRATCH // (lane.size * max((v.dtype.itemsize for v in twice), default=1))
+        most = SCRATCH // (present(lane.size) * max((v.dtype.itemsize for v in twice), default=1))
         kept = dict.fromkeys(twice[:most])
     group = outer[-1] if outer and not atomic and in_groups(e, plan, lane, outer, list(kept)) else None
     nest = child(function, outer if group is None else outer[:-1]) if outer else function
@@ -67,11 +68,11 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
     of_rows = [s for s in e.graph.stores if not e.graph.is_element(s)]
     for reductions, stores in plan:
         if group is None:
-            _row_pass(e, nest, nest, lane, reductions, stores, kept)
+            _row_pass(e, function, nest, nest, lane, reductions, stores, kept)
         else:
             _row_values(e, nest, group, reductions + stores)
             row = child(nest, (group,))
-            _row_pass(e, row, nest, lane, reductions, stores, kept, group)
+            _row_pass(e, function, row, nest, lane, reductions, stores, kept, group)
             close(row, [for_(group.name, "row1", "row0")])
     if of_rows and group is not None:
         row = child(nest, (group,))
@@ -111,7 +112,7 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
 # A log-softmax of rows of 16 to 64 floats takes two thirds of the time, a softmax four fifths, and the logarithm of a sum half. Long rows
 # have enough to do, and sixteen of them may be more than the nearest cache holds next to what else a pass touches: floats gain up to 100
 # columns, or 256 where there is a logarithm or the like to wait for, halves up to 512. What is kept of sixteen rows has to fit on the stack
-# of a thread, too, of which a server may give it 256 KiB (`KEPT`).
+# of a thread, too, of which a server may give it 256 KiB (`KEPT`). Where sizes vary, those of the call that is compiled decide.
 
 # %%
 GROUP = 16                   # rows that do each pass together
@@ -122,14 +123,14 @@ KEPT = 1 << 16               # bytes of expensive values that a group keeps
 
 def in_groups(e: Emitter, plan: list, lane: Symbol, outer: tuple[Symbol, ...], kept: list[Value]) -> bool:
     """Do the rows of this kernel, the last of these variables, go through its passes in groups, where each keeps these values?"""
-    rows, of_rows = product(v.size for v in outer), [v for v in e.graph.values if not e.graph.is_element(v) and v.phase]
-    if not (isinstance(rows, int) and isinstance(lane.size, int)) or len(e.kernel.reduction_vars) > 1 or \
-            outer[-1].size < GROUP or rows < 2 * GROUP * e.threads or any(v.op == "indirect" for v in e.graph.values):
+    rows, of_rows = present(product(v.size for v in outer)), [v for v in e.graph.values if not e.graph.is_element(v) and v.phase]
+    if len(e.kernel.reduction_vars) > 1 or present(outer[-1].size) < GROUP or rows < 2 * GROUP * e.threads or \
+            any(v.op == "indirect" for v in e.graph.values):
         return False
     loads = [v.dtype for v in e.graph.values if v.op == "load" and lane in v.dims]
     longest = LONGEST_WAITING if any(v.op in HEAVY for v in of_rows) or any(d in HALVES for d in loads) else LONGEST
-    bytes_of_row = lane.size * max((d.itemsize for d in loads), default=1)
-    bytes_kept = GROUP * lane.size * sum(max(4, v.dtype.itemsize) for v in kept)
+    bytes_of_row = present(lane.size) * max((d.itemsize for d in loads), default=1)
+    bytes_kept = GROUP * present(lane.size) * sum(max(4, v.dtype.itemsize) for v in kept)
     return (len(plan) > 1 or any(map(worth_a_table, of_rows))) and bytes_of_row <= longest and bytes_kept <= KEPT
 
 
@@ -195,7 +196,8 @@ class RowStep:
 # leaves one form for the rest of the text.
 
 # %%
-def _row_pass(e: Emitter, nest: Scope, around: Scope, lane: Symbol, reductions, stores, kept: dict, group: Symbol | None = None) -> None:
+def _row_pass(e: Emitter, function: Scope, nest: Scope, around: Scope, lane: Symbol, reductions, stores, kept: dict,
+              group: Symbol | None = None) -> None:
     others = tuple(v for v in e.kernel.reduction_vars if v is not lane)
     middle = child(nest, others)
     chunk = child(middle, ())
@@ -211,8 +213,8 @@ def _row_pass(e: Emitter, nest: Scope, around: Scope, lane: Symbol, reductions, 
         name = inner.names.get(value)
         if array is None and name is not None:
             kept[value] = array = fresh(e, "kept")
-            length = room(lane.size) if group is None else f"{GROUP} * {room(lane.size)}"
-            around.lines += of_loop(e, value.loop, f"{register_type(value.dtype)} {array}[{length}];")
+            home = around if isinstance(lane.size, int) else function
+            home.lines += of_loop(e, value.loop, *array_lines(value.dtype, array, lane.size, times=1 if group is None else GROUP))
             inner.lines += of_loop(e, value.loop, f"{array}[{_kept_at(lane, group)}] = {name};")
     integers = of_integers(reductions) and not (stores or width)
     few = integers and not others and isinstance(lane.size, int) and lane.size < 2 * STEP

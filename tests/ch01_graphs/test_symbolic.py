@@ -113,6 +113,15 @@ def test_flatten_and_unflatten_cancel():
     assert (symbolic // S0.expr, symbolic % S0.expr) == (i, inner)
 
 
+def test_a_part_of_a_product_is_divided():
+    i, s, t = VARS["i1"].expr, S0.expr, Symbol("s1", None, 1).expr
+    j, k = Symbol("j", s).expr, Symbol("k", s * t).expr
+    assert (floordiv(s * i + j, 8 * s), mod(s * i + j, 8 * s)) == (i // 8, s * (i % 8) + j)
+    assert (floordiv(s * t * i + k, 8 * s * t), mod(s * t * i + k, 8 * s * t)) == (i // 8, s * t * (i % 8) + k)
+    assert (floordiv(s * i + j, s * t), mod(s * i + j, s * t)) == (floordiv(i, t), s * mod(i, t) + j)
+    assert floordiv(s * i + k, 8 * s) != i // 8 and floordiv(s * i + j, -1 * s * t) != floordiv(i, -1 * t)
+
+
 def test_coefficient_is_the_stride_or_none():
     i, j = VARS["i0"].expr, VARS["i1"].expr
     assert coefficient(64 * i + j, VARS["i0"]) == 64

@@ -672,12 +672,34 @@ def test_the_last_step_of_a_row_has_all_lanes(size, dtype):
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     sources = agree(rows, x, rand(40, size, seed=3) > 0, w, **close)
     if size > 32:       # short rows, next to each other in one kernel, have their lanes across
-        assert ("mc_lanes(steps)" in "".join(s.code for s in sources)) == (torch.backends.cpu.get_cpu_capability() == "AVX512")
+        assert ("step < 16" in "".join(s.code for s in sources)) == (torch.backends.cpu.get_cpu_capability() == "AVX512")
     want, got = base.clone(), base.clone()
     written(want[:, 1:-1], w)
     minicompile.compile(written)(got[:, 1:-1], w)
     torch.testing.assert_close(got, want, **close)
     assert torch.equal(got[:, [0, -1]], base[:, [0, -1]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_rows_of_sizes_that_vary(dtype):
+    """Their last steps, what groups of them keep, and tables, for sizes that are not the first one's."""
+    def rows(x, w):
+        z = x.softmax(-1)
+        return (x.log_softmax(-1), z * w, F.silu(x + w), x.logsumexp(-1), F.layer_norm(x, x.shape[-1:]), (x - 7).amax(-1), x.var(-1),
+                z.argmax(-1))
+
+    def images(x):
+        return (F.interpolate(x, scale_factor=2, mode="bilinear"), F.interpolate(x, scale_factor=3), F.pad(x, (1, 2, 2, 1), mode="reflect"),
+                F.max_pool2d(x, 3, 2, 1), F.instance_norm(x))
+
+    close = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    rows_of, images_of = (minicompile.compile(f, backend="cpp", fullgraph=True, dynamic=True) for f in (rows, images))
+    for n, size in ((48, 47), (33, 5), (3, 1100), (64, 64), (37, 2), (2, 9000), (200, 33)):
+        x, w = rand(n, size).to(dtype), rand(size, seed=1).to(dtype)
+        torch.testing.assert_close(rows_of(x, w), rows(x, w), **close)
+    for n, height, width in ((2, 9, 12), (3, 4, 40), (2, 3, 5000), (8, 33, 3)):
+        x = rand(n, 3, height, width).to(dtype)
+        torch.testing.assert_close(images_of(x), images(x), **close)
 
 
 def test_short_rows_of_halves_are_walked_along_where_this_is_faster():
@@ -693,7 +715,7 @@ def test_short_rows_of_halves_are_walked_along_where_this_is_faster():
     for dtype in (torch.bfloat16, torch.float16):
         def x(size, dtype=dtype):
             return rand(64, size).to(dtype)
-        assert ("mc_lanes(steps)" in code(lambda x: x.sum(-1), x(12))) == wide
+        assert ("step < 16" in code(lambda x: x.sum(-1), x(12))) == wide
         assert ("int64_t chunk" in code(masked_mean, x(20), rand(64, 20) > 0)) == wide
         assert "int64_t chunk" not in code(masked_mean, x(12), rand(64, 12) > 0)
         assert "int64_t chunk" not in code(lambda x: ((x > 0).sum(-1), x.sum(-1)), x(20))
@@ -701,8 +723,8 @@ def test_short_rows_of_halves_are_walked_along_where_this_is_faster():
         assert "int64_t chunk" not in code(lambda x, m: (F.pad(x, (1, 1)) * m).sum(-1), x(18), rand(64, 20) > 0)
     for size in (3, 4, 5):
         x, w = rand(64, size), rand(size, seed=1)
-        assert ("mc_lanes(steps)" in code(lambda x: x.sum(-1), x)) == (wide and size != 3)
-        assert ("mc_lanes(steps)" in code(lambda x, w: x + w, x, w)) == (wide and size != 4)
+        assert ("step < 16" in code(lambda x: x.sum(-1), x)) == (wide and size != 3)
+        assert ("step < 16" in code(lambda x, w: x + w, x, w)) == (wide and size != 4)
 
 
 def test_columns_of_few_rows_are_added_up_in_floats():

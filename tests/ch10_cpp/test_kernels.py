@@ -146,6 +146,21 @@ def test_output_in_the_memory_of_an_input():
     torch.testing.assert_close(x, want)
 
 
+def test_too_little_memory_for_a_row_is_an_error():
+    n, x = Symbol("n", None, 2), torch.randn(50, 65)
+    i, r = variables("i", 50), (Symbol("r0", n.expr),)
+    index = i[0].expr * n.expr + r[0].expr
+    a, b = Body(), Body()
+    a.store("sum", i[0].expr, a.reduce("sum", a.exp(a.load("x", index, F32))))
+    b.store("y", index, b.truediv(b.exp(b.load("x", index, F32)), b.load("sum", i[0].expr, F32)))
+    y, t = torch.empty(50, 65), torch.empty(50)
+    k = kernel(i, r, [(i, r, a), ((*i, *r), (), b)], {"x": x}, {"y": y}, {"sum": t}, symbols=(n,))
+    source = run(k, {"x": x}, {"y": y}, (65,))
+    torch.testing.assert_close(y, x.softmax(-1))
+    with pytest.raises(MemoryError):
+        load_cpp([source])[0](x, y, 1 << 57)
+
+
 def embedding_backward(rows, width, tokens):
     i = variables("i", tokens, width)
     b = Body()

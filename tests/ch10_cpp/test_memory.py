@@ -36,15 +36,16 @@ def alone(shape, dtype, at_end: bool, keep: list) -> torch.Tensor:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the process that reads there ends")
+@pytest.mark.parametrize("varies", [False, True])
 @pytest.mark.parametrize("name", list(PROGRAMS))
-def test_a_kernel_reads_nothing_around_its_tensor(name):
+def test_a_kernel_reads_nothing_around_its_tensor(name, varies):
     rng, run = random.Random(name), PROGRAMS[name]
     cases = [((2, 513), torch.float32, True), ((2, 24), torch.float32, True)]
     cases += [((rng.choice([1, 2, 3, 7]), rng.choice(SIZES)), rng.choice(DTYPES), rng.random() < 0.7) for _ in range(2)]
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:
-        code, keep, compiled = 1, [], minicompile.compile(run, backend="cpp", fullgraph=True, dynamic=False)
+        code, keep, compiled = 1, [], minicompile.compile(run, backend="cpp", fullgraph=True, dynamic=varies)
         try:
             torch.set_num_threads(1)                # OpenMP's threads have not come along
             for number, (shape, dtype, at_end) in enumerate(cases):
