@@ -327,7 +327,8 @@ def test_a_kernel_runs_where_nobody_differentiates():
 
 
 def test_a_view_is_left_to_eager_but_not_what_nobody_reads():
-    for function, expected in ((lambda x: x.t(), "it only takes views"), (lambda x: (x.exp(), x.t())[1], None)):
+    for function, expected in ((lambda x: x.t(), "it only takes views"), (lambda x: (x.exp(), x.t())[1], None),
+                               (lambda x: x.chunk(2, 1), "it only takes views"), (lambda x: torch.aminmax(x.t()), None)):
         for gradients in (False, True):
             x = torch.randn(3, 4, requires_grad=gradients)
             assert minicompile.explain(function)(x).graphs[0].as_captured == expected

@@ -127,7 +127,12 @@ def computes(node: fx.Node) -> bool:
     """Whether `node` is a call that is no view, and takes no item of several results."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
-    return isinstance(node.target, torch._ops.OpOverload) and is_mutable(node.target) or viewed_by(node) is None
+    if isinstance(node.target, torch._ops.OpOverload) and is_mutable(node.target):
+        return True
+    if isinstance(values := node.meta["val"], (list, tuple)):
+        lent: dict = {}
+        return any(not isinstance(v, FakeTensor) or viewed_argument(node, v, lent) is None for v in values)
+    return viewed_by(node) is None
 
 
 # %% [markdown]
