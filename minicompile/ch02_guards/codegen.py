@@ -32,7 +32,7 @@ from ..errors import interrupts
 from ..marks import PASSED_OVER
 from . import guards as g, sources, torch_guards
 from .identity import strongly
-from .memory import counters_agree
+from .memory import counters_agree, size_of
 from .sources import CallSource, ComputedSource, ConstantSource, GlobalsSource, GlobalStateSource, LocalSource, Source, parameter_name
 from .stable import ENOUGH, Scope, further_place, is_usual, made_for_the_call, make_memo, place, refresh, unchanged, varying_attributes
 
@@ -429,7 +429,7 @@ def base_namespace() -> dict:
     return {"__Miss": Miss, "__Exception": Exception, "__interrupts": interrupts, "__torch": torch,
             "__dict_getitem": item_of_dict, "__list_getitem": list.__getitem__, "__list_len": list.__len__,
             "__same_constant": g.same_constant, "__same_keys": g.same_keys,
-            "__agree": counters_agree, "__class_has": g.class_has,
+            "__agree": counters_agree, "__size": size_of, "__class_has": g.class_has,
             "__methods_are": torch_guards.methods_are, "__class_derives": g.class_derives, "__function_has": g.function_has,
             "__class_leads_to": g.class_leads_to,
             "__find_plainly": object.__getattribute__, "__slot": g.slot, "__slot_is_empty": g.slot_is_empty, "__in_class": g.class_lookup,

@@ -600,8 +600,7 @@ def predicate_in_words(g) -> str:
 
 @guard_kind("SIZE", predicate_in_words)
 def size(g, x, const):
-    """expected: (predicate text, ((symbol, Source), ...)), e.g. ("s0 % 8 == 0", (("s0", CallSource(x,
-    "size", (0,))),))."""
+    """expected: (predicate text, ((symbol, Source), ...)), e.g. ("s0 % 8 == 0", (("s0", SizeSource(x, 0)),))."""
     predicate, symbols = g.expected
     where = ", ".join(f"{name} = {source}" for name, source in symbols)
     reads = {name: const.read(source) for name, source in symbols}

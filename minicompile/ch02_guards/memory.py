@@ -17,6 +17,7 @@ import torch
 
 from .stable import unchanged
 
+size_of = unchanged.size_of if unchanged is not None else torch.Tensor.size
 Spans = unchanged and unchanged.Spans          # `backends.harm_each_other`, for the same arguments call after call
 
 

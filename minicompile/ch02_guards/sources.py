@@ -417,19 +417,31 @@ class ModuleAttrSource(Source):
 
 
 # %% [markdown]
-# The last sources call something. `CallSource` is a method without side effects, `x.size(0)`. `ComputedSource` is a function of
-# Python on numbers that vary, `int(n * 0.5)`: several sources go into it, so its text is the whole call, with nothing before it
-# that could be shared.
+# The last sources call something. `CallSource` is a method without side effects, `x.stride(0)`. `SizeSource` is a size that varies, for
+# which the extension has a function (`memory.py`) that takes a third of the time. `ComputedSource` is a function of Python on numbers
+# that vary, `int(n * 0.5)`: several sources go into it, so its text is the whole call, with nothing before it that could be shared.
 
 # %%
 class CallSource(Source):
-    """base.method(*args) with constant args; only for calls without side effects, such as `size(0)`."""
+    """base.method(*args) with constant args; only for calls without side effects, such as `stride(0)`."""
     base: Source
     method: str
     args: tuple = ()
 
     def parts(self):
         return self.base, "{}." + self.method + "(" + ", ".join(map(key_text, self.args)) + ")"
+
+
+class SizeSource(Source):
+    """A size of a tensor that has this dim."""
+    base: Source
+    dim: int
+
+    def parts(self):
+        return self.base, f"__size({{}}, {self.dim})"
+
+    def name(self):
+        return f"{self.base.name()}.size({self.dim})"
 
 
 class ComputedSource(Source):

@@ -788,6 +788,24 @@ static PyObject *raise_versions(PyObject *self, PyObject *const *args, Py_ssize_
     Py_RETURN_TRUE;
 }
 
+static int number_in(PyObject *object, int64_t *number)
+{
+    int overflow = 0;
+    return PyLong_CheckExact(object) && (*number = PyLong_AsLongLongAndOverflow(object, &overflow)) >= 0 && !overflow;
+}
+
+/* size_of(tensor, dim) -> int, where the tensor has this dim: `tensor.size(dim)`, half of which goes into reading its argument. */
+static PyObject *size_of(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    int64_t ndim, dim, *sizes;
+    if (count != 2)
+        return PyErr_Format(PyExc_TypeError, "size_of(tensor, dim)");
+    if (is_plain(args[0]) && number_in(args[1], &dim) && !ask.dim(handle_of(args[0]), &ndim) && dim < ndim &&
+        !ask.sizes(handle_of(args[0]), &sizes))
+        return PyLong_FromLongLong(sizes[dim]);
+    return PyObject_CallMethod(args[0], "size", "O", args[1]);
+}
+
 /* ---- new tensors ------------------------------------------------------------------------------------------------- */
 
 /* `torch.empty_strided` for one dtype, in memory of the CPU, and a window on a tensor, as an argument of a library call: half of
@@ -803,12 +821,6 @@ typedef struct {
     int32_t dtype;
     PyObject *otherwise; /* called with the same arguments where this cannot be done, so that errors are PyTorch's */
 } Maker;
-
-static int number_in(PyObject *object, int64_t *number)
-{
-    int overflow = 0;
-    return PyLong_CheckExact(object) && (*number = PyLong_AsLongLongAndOverflow(object, &overflow)) >= 0 && !overflow;
-}
 
 /* Whether these are two tuples of equally many numbers, none of them negative. */
 static int layout_in(PyObject *const *args, int64_t *sizes, int64_t *strides)
@@ -1326,6 +1338,7 @@ static PyMethodDef methods[] = {
     {"holders", holders, METH_O, "holders(list of tensors) -> bytes or None"},
     {"lie_at", (PyCFunction)(void (*)(void))lie_at, METH_FASTCALL, "lie_at(tensors, positions, addresses) -> bool"},
     {"common_number", (PyCFunction)(void (*)(void))common_number, METH_FASTCALL, "common_number(*tensors) -> float or None"},
+    {"size_of", (PyCFunction)(void (*)(void))size_of, METH_FASTCALL, "size_of(tensor, dim) -> int"},
     {"raise_versions", (PyCFunction)(void (*)(void))raise_versions, METH_FASTCALL, "raise_versions(*tensors) -> whether it did"},
     {NULL, NULL, 0, NULL},
 };

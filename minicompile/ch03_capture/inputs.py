@@ -21,7 +21,8 @@ from ..ch01_graphs.layouts import dims_with_gaps
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch01_graphs.symbolic import symbols
 from ..ch02_guards.torch_guards import TensorSpec
-from ..ch02_guards.sources import CallSource, ComputedSource, ConstantSource, DictGetSource, ItemSource, LocalSource, Source, path_of
+from ..ch02_guards.sources import (
+    CallSource, ComputedSource, ConstantSource, DictGetSource, ItemSource, LocalSource, SizeSource, Source, path_of)
 from .tracer import constant_source, guard, location, unsupported
 from .values import SymVal, TensorVal, const
 
@@ -59,7 +60,7 @@ def wrap_tensor(tx, real, source):
     dynamic, steps = dynamic_dims(tx, real, source), dynamic_strides(tx, real, source)
     if not isinstance(source, ConstantSource):
         guard(tx, source, "TENSOR_MATCH", TensorSpec.of(real, dynamic, steps))
-    sizes = tuple(symbol_for(tx, n, CallSource(source, "size", (d,))) if d in dynamic else n
+    sizes = tuple(symbol_for(tx, n, SizeSource(source, d)) if d in dynamic else n
                   for d, n in enumerate(real.shape)) if dynamic or steps else None
     fake = tx.tensors.mode.from_real(real, sizes, {d: new_symbol(tx, real.stride(d), stride_source(source, d)) for d in steps})
     value = TensorVal(node=add_input(tx, real, fake, source), fake=fake, real=real, source=source,

@@ -13,7 +13,7 @@ from minicompile.ch02_guards import codegen, torch_guards
 from minicompile.ch02_guards.guards import GUARD_KINDS, MISSING, GuardSet, class_lookup, same_constant
 from minicompile.ch02_guards.torch_guards import ModuleSpec, TensorSpec
 from minicompile.ch02_guards.sources import (
-    AttrSource, CallSource, ClosureCellSource, ConstantSource, DictGetSource, GlobalsSource, ItemSource, LocalSource,
+    AttrSource, CallSource, ClosureCellSource, ConstantSource, DictGetSource, GlobalsSource, ItemSource, LocalSource, SizeSource,
     ModuleAttrSource, parameter_name)
 
 SOME_GLOBAL = 3
@@ -38,6 +38,15 @@ def one(kind, expected, source=X):
     guards = GuardSet()
     guards.add(source, kind, expected, "file.py:1")
     return guards
+
+
+class ATensor(torch.Tensor):
+    pass
+
+
+class SizedOtherwise:
+    def size(self, dim):
+        return (11, 12)[dim]
 
 
 def why(guards, *args):
@@ -65,6 +74,14 @@ def test_sources_read_what_they_say():
     assert hash(AttrSource(X, "a")) == hash(AttrSource(LocalSource("x"), "a")) and AttrSource(X, "a") != AttrSource(X, "b")
     assert parameter_name(".0") == "__argument_0" and parameter_name("x") == "x"
     assert str(ModuleAttrSource(ModuleAttrSource(X, "_modules", "0"), "_parameters", "weight")) == "x[0].weight"
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(3, 5), torch.zeros(2, 4).to_sparse(), torch.zeros(3, 4).as_subclass(ATensor),
+                                    torch.nn.Parameter(torch.zeros(7, 1)), torch.zeros(2, 3, device="meta"), SizedOtherwise()])
+def test_sizes(tensor):
+    """The extension reads those of PyTorch's own types; others are asked."""
+    check = codegen.build_check(GuardSet(), [SizeSource(X, 0), SizeSource(X, 1)], f.__code__, ())
+    assert check(f, tensor, None, 7, (), {}) == (tensor.size(0), tensor.size(1)) and str(SizeSource(X, 1)) == "x.size(1)"
 
 
 @pytest.mark.parametrize("expected, same, different", [
