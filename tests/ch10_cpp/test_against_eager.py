@@ -690,7 +690,7 @@ def test_rows_of_sizes_that_vary(dtype):
 
     def images(x):
         return (F.interpolate(x, scale_factor=2, mode="bilinear"), F.interpolate(x, scale_factor=3), F.pad(x, (1, 2, 2, 1), mode="reflect"),
-                F.max_pool2d(x, 3, 2, 1), F.instance_norm(x))
+                F.instance_norm(x))
 
     close = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
     rows_of, images_of = (minicompile.compile(f, backend="cpp", fullgraph=True, dynamic=True) for f in (rows, images))
