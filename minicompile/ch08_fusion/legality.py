@@ -41,7 +41,7 @@
 # %%
 import math
 
-from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, present, symbols
+from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, present, provably_less, provably_nonnegative, substitute, symbols
 from .alignment import align_across, find_alignment, numel, same_reads, scattered_stores
 from .dependencies import nbytes
 from .groups import Fuser, Group, makes_cycle
@@ -199,10 +199,14 @@ def hazard(f: Fuser, a: Group, b: Group, alignment: Alignment) -> str | None:
 # %%
 def disjoint(a: Int, b: Int) -> bool:
     """Do two accesses of equal strides never meet? True where their distance is no sum of strides, as for the numbers of a pair, and for
-    the parts of a `cat`: there the distance, modulo the largest stride, is more than the inner dimensions can cover."""
+    the parts of a `cat`: there the distance, modulo the largest stride, is more than the inner dimensions can cover. Where sizes vary,
+    parts that lie behind each other: the distance is more than all dimensions cover."""
     distance = add(a, mul(b, -1))
     if not isinstance(distance, int) or any(s.size is None for s in symbols(a)):
-        return False
+        loops = [s for s in symbols(a) | symbols(distance) if s.size is not None]
+        reach = add(a, mul(substitute(a, dict.fromkeys(loops, 0)), -1))
+        return symbols(distance).isdisjoint(loops) and provably_nonnegative(reach) and (
+            provably_less(reach, distance) or provably_less(reach, mul(distance, -1)))
     terms = strides_in(a, tuple(symbols(a)))
     if terms is None or not all(isinstance(stride, int) and isinstance(v.size, int) and stride > 0
                                 for v, stride, _ in terms[0]):

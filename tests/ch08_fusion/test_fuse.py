@@ -229,6 +229,17 @@ def test_disjoint_accesses(strides, sizes, distance, expected):
     assert expected is set(grid).isdisjoint(g + distance for g in grid)
 
 
+def test_disjoint_accesses_where_sizes_vary():
+    from minicompile.ch01_graphs.symbolic import Symbol
+    from minicompile.ch08_fusion.legality import disjoint
+    s, t = Symbol("s0", None, 2).expr, Symbol("s1", None, 2).expr
+    i, j = Symbol("i0", s).expr, Symbol("i1", t).expr
+    index = t * i + j
+    for distance, expected in ((s * t, True), (s * t + 3, True), (2 * s * t, True), (s * t - 1, False), (t, False), (s, False),
+                               (i * t + s * t, False)):
+        assert disjoint(index, index + distance) is expected and disjoint(index + distance, index) is expected
+
+
 def test_the_second_halves_of_split_sums_share_a_kernel():
     def f(g, x, w):
         d = g * torch.cos(x) * w
