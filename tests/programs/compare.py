@@ -41,6 +41,7 @@ ADDRESS = re.compile(r"0x[0-9a-f]+")
 NODE = re.compile(r"grad_fn=<\w+>")            # one node of a compiled region stands for many
 INVALID = re.compile(r"Function '?\w+'? returned (an invalid gradient|nan values).*", re.DOTALL)    # the same, nor are its inputs
 NONDETERMINISTIC = "does not have a deterministic"
+STRIDED = "must have contiguous last dimension"        # what attention on a GPU says of an operand of one column, which a graph may have copied
 OVERWRITTEN = ("backward raised one of the variables needed for gradient computation has been",
                "backward raised Trying to use a saved tensor that has been detached in-place")
 SAVED = "modified by an inplace operation", "already unpacked once"
@@ -447,7 +448,7 @@ def compare(text, backend, statistics, settings):
             return None                                      # a mistake of PyTorch's own, in a backward that compiled raises, too
         if BEYOND in b.error and any(BEYOND in shot.error for shot in execute(code, lambda f: f, words=False, around=Trimmed)):
             return None                                      # only eager's results have so much
-        if NONDETERMINISTIC in a[0] or NONDETERMINISTIC in a.error:
+        if NONDETERMINISTIC in a[0] or NONDETERMINISTIC in a.error or STRIDED in a.error:
             return None                                      # a compiled one may be
         found = difference(a[0].split()[:2], b[0].split()[:2], "[0]") if endless else difference(a, b)
         if found is not None and behind:
