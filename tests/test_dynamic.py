@@ -572,6 +572,16 @@ def test_a_float_that_does_not_fit_is_refused_as_in_eager(name, large, dtype):
         assert ours == eagers if isinstance(eagers, str) else torch.allclose(ours, eagers, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_a_power_that_varies_is_a_root_where_eager_takes_one(dtype):
+    x = torch.tensor([-math.inf, -0.0, 4.0, math.inf, -2.0, math.nan], dtype=dtype)
+    fast = minicompile.compile(lambda x, s: x ** s, backend="cpp")
+    for s in (1.5, 1.7, 0.5, -0.5, 0.25, 2.0, -1.0):
+        ours, eagers = fast(x, s), x ** s
+        torch.testing.assert_close(ours, eagers, equal_nan=True)
+        assert torch.equal(ours[1].signbit(), eagers[1].signbit()), s
+
+
 @pytest.mark.parametrize("numbers,dtype", [((1.5, 2.5, 300.0, math.nan, 3.5), torch.int8), ((1.5, 2.5, 1e30, math.inf), torch.int64),
                                            ((1, 2, 300, 3), torch.uint8), ((1, 2, 2 ** 40, 3), torch.int32)])
 @pytest.mark.parametrize("name", ["masked_fill", "fill", "set", "full", "tensor", "threshold", "where", "clamp", "sum"])

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from ...ch01_graphs.floats import Float
 from ...ch01_graphs.symbolic import Expr, as_expr
 from ...errors import Unsupported
 from ..builder import HALF, compute_dtype
@@ -76,9 +77,20 @@ simple("pow", "pow.Tensor_Tensor", "pow.Scalar")
 
 @lowering("pow.Tensor_Scalar")
 def power(g, x, exponent):
-    """Of integers a negative power is refused, which is left to the kernel."""
-    refused = not x.dtype.is_floating_point and not isinstance(exponent, Expr) and exponent < 0
-    return NotImplemented if refused else LOWERINGS[aten.pow.Tensor_Tensor](g, x, exponent)
+    """Of integers a negative power is refused, which is left to the kernel. A power that varies may be one for which eager takes a root:
+    that of `-inf` is NaN."""
+    if not x.dtype.is_floating_point and not isinstance(exponent, Expr) and exponent < 0:
+        return NotImplemented
+    if not isinstance(exponent, Float):
+        return LOWERINGS[aten.pow.Tensor_Tensor](g, x, exponent)
+
+    def fn(b, base, exponent):
+        base, exponent = rounded(b, g.val.dtype, (base, exponent))
+        out = b.op("pow", base, exponent)
+        for value, root in ((0.5, "sqrt"), (-0.5, "rsqrt")):
+            out = b.where(b.op("eq", exponent, b.constant(value, exponent.dtype)), b.op(root, base), out)
+        return out
+    return pointwise(g, fn, x, exponent, heavy=True)
 
 
 @lowering("nextafter")
