@@ -576,8 +576,9 @@ def test_a_float_that_does_not_fit_is_refused_as_in_eager(name, large, dtype):
 def test_a_power_that_varies_is_a_root_where_eager_takes_one(dtype):
     x = torch.tensor([-math.inf, -0.0, 4.0, math.inf, -2.0, math.nan], dtype=dtype)
     fast = minicompile.compile(lambda x, s: x ** s, backend="cpp")
-    for s in (1.5, 1.7, 0.5, -0.5, 0.25, 2.0, -1.0):
-        ours, eagers = fast(x, s), x ** s
+    constant = [minicompile.compile(lambda x, s=s: x ** s, backend="cpp") for s in (0.5, -0.5)]
+    for s, f in ((1.5, fast), (1.7, fast), (0.5, fast), (-0.5, fast), (0.25, fast), (2.0, fast), (0.5, constant[0]), (-0.5, constant[1])):
+        ours, eagers = f(x, s), x ** s
         torch.testing.assert_close(ours, eagers, equal_nan=True)
         assert torch.equal(ours[1].signbit(), eagers[1].signbit()), s
 

@@ -180,8 +180,7 @@ form("truncdiv", float="__builtin_trunc{f}({0} / {1})", int="({t})({0} / {by})")
 form("fmod", int="({t})({0} % {by})")
 
 
-_POWERS = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 1.0: "{0}", -1.0: "1 / {0}", -2.0: "1 / ({0} * {0})",
-           0.5: "__builtin_sqrt{f}({0})", -0.5: "1 / __builtin_sqrt{f}({0})"}
+_POWERS = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 1.0: "{0}", -1.0: "1 / {0}", -2.0: "1 / ({0} * {0})"}
 PRODUCT = 64                 # the largest power that is a product
 
 
@@ -195,7 +194,7 @@ def _pow(value, args):
     if not dtype.is_floating_point:
         return f"mc_ipow<{register_type(dtype)}>({x}, {y})"
     if exponent in _POWERS:
-        return _POWERS[exponent].format(x, f=_suffix(dtype))
+        return _POWERS[exponent].format(x)
     if exponent is not None and register_type(dtype) == "float" and abs(exponent) <= PRODUCT and exponent == int(exponent):
         return f"(float)mc_power<{int(exponent)}>({x})"
     return f"mc_pow<{register_type(dtype)}>({x}, {y})"

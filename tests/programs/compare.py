@@ -41,7 +41,7 @@ ADDRESS = re.compile(r"0x[0-9a-f]+")
 NODE = re.compile(r"grad_fn=<\w+>")            # one node of a compiled region stands for many
 INVALID = re.compile(r"Function '?\w+'? returned (an invalid gradient|nan values).*", re.DOTALL)    # the same, nor are its inputs
 NONDETERMINISTIC = "does not have a deterministic"
-STRIDED = "must have contiguous last dimension"        # what attention on a GPU says of an operand of one column, which a graph may have copied
+STRIDED = "must have contiguous last dimension"        # what attention on a GPU says of one column, which a graph may have copied
 OVERWRITTEN = ("backward raised one of the variables needed for gradient computation has been",
                "backward raised Trying to use a saved tensor that has been detached in-place")
 SAVED = "modified by an inplace operation", "already unpacked once"

@@ -212,11 +212,16 @@ SMALL_POWERS = {0.5: torch.sqrt, -0.5: torch.rsqrt, -1: torch.reciprocal, 0: tor
                 3: in_float32(lambda x: x * x * x), -2: in_float32(lambda x: torch.reciprocal(x * x))}
 
 
+def takes_roots(x) -> bool:
+    """Whether eager takes a root where the exponent is a half, which of -inf and -0 is another number: on a CPU not of float16."""
+    return x.dtype is not torch.float16 or x.device.type != "cpu"
+
+
 @decomposition("pow.Tensor_Scalar")
 def power(x, exponent):
     """The exponents for which eager has special cases too."""
     converted = agree(aten.pow.Tensor_Scalar, (x, exponent))
-    special = SMALL_POWERS.get(exponent) if isinstance(exponent, (int, float)) else None
+    special = SMALL_POWERS.get(exponent) if isinstance(exponent, (int, float)) and (abs(exponent) != 0.5 or takes_roots(x)) else None
     return special(x) if special and converted is NotImplemented else converted
 
 

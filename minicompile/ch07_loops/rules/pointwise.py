@@ -11,6 +11,7 @@ import torch
 
 from ...ch01_graphs.floats import Float
 from ...ch01_graphs.symbolic import Expr, as_expr
+from ...ch06_decompositions.rules.arithmetic import takes_roots
 from ...errors import Unsupported
 from ..builder import HALF, compute_dtype
 from ..lazy import make_lazy, strides_of
@@ -81,7 +82,7 @@ def power(g, x, exponent):
     that of `-inf` is NaN."""
     if not x.dtype.is_floating_point and not isinstance(exponent, Expr) and exponent < 0:
         return NotImplemented
-    if not isinstance(exponent, Float):
+    if not isinstance(exponent, Float) or not takes_roots(g.val):
         return LOWERINGS[aten.pow.Tensor_Tensor](g, x, exponent)
 
     def fn(b, base, exponent):
