@@ -401,6 +401,8 @@ DIFFERENTIATED = {
     "dist": lambda x, p: (torch.dist(x, OTHER, p + 1), F.pairwise_distance(x, OTHER, p + 1), F.pairwise_distance(x, OTHER, eps=p)),
     "normalized": lambda x, p: (F.normalize(x, p + 1), F.normalize(x, dim=-1, eps=4 * p)), "renorm": lambda x, p: x.renorm(p + 1, 0, 1.5),
     "renorm, length": lambda x, p: x.renorm(2, 1, p), "cosine, eps": lambda x, p: F.cosine_similarity(x, OTHER, eps=3 * p),
+    "cosine of long vectors": lambda x, p: F.cosine_similarity(x * 1e25, OTHER, eps=p),
+    "spread of equals": lambda x, p: (x * 0).std(1, correction=p),
     "close": lambda x, p: (torch.isclose(x, OTHER, rtol=p), x.isclose(x / x.sign().relu(), atol=p, equal_nan=True), x * p),
     "logit": lambda x, p: torch.logit(x.sigmoid().where(x < 1, math.nan), p / 2),
     "float_power": lambda x, p: (torch.float_power(x.abs(), p), x.float_power(p)),
@@ -453,6 +455,19 @@ def test_what_a_batch_norm_whose_eps_varies_refuses(training):
             f(x, *args)
         with pytest.raises(type(expected.value), match=re.escape(str(expected.value))):
             compiled(x, *args)
+
+
+@pytest.mark.parametrize("function", (lambda x, p: x.var((), correction=p), lambda x, p: F.cosine_similarity(x, x + 1, eps=p - 0.3)))
+def test_no_dims_are_all_and_a_bound_below_zero_is_none(function):
+    compiled, x = minicompile.compile(function, backend="aot_eager"), torch.randn(4, 8)
+    for p in (0.45, 0.4, 0.35, 0.2):
+        try:
+            expected = function(x, p)
+        except RuntimeError as error:                   # of later versions of PyTorch
+            with pytest.raises(RuntimeError, match=re.escape(str(error))):
+                compiled(x, p)
+        else:
+            torch.testing.assert_close(compiled(x, p), expected)
 
 
 @pytest.mark.parametrize("function", (

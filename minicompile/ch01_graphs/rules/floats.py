@@ -447,10 +447,10 @@ def pairwise_distance(x, y, p=2.0, eps=1e-6, keepdim=False):
 
 @rule(F.cosine_similarity, torch.cosine_similarity)
 def cosine_similarity(x, y, dim=1, eps=1e-8):
-    if not are_plain(x, y) or x.shape != y.shape or x.dim() == 0:
+    if not are_plain(x, y) or x.shape != y.shape or x.dim() == 0 or not eps >= 0:
         return NotImplemented
     lengths = [torch.linalg.vector_norm(t, 2, dim, True) for t in (x, y)]
-    lengths = [n + (n.detach().clamp_min(eps) - n.detach()) for n in lengths]
+    lengths = [n + (eps - n.detach()).clamp_min(0) for n in lengths]             # no difference of two that are infinite
     return (x / lengths[0] * (y / lengths[1])).sum(dim)
 
 
@@ -503,21 +503,21 @@ def cumulative_trapezoid(y, *, dx=1.0, dim=-1):
     return torch.cumulative_trapezoid(y, dim=dim) * dx if are_plain(y) else NotImplemented
 
 
-def spread_by(root: bool):
+def spread_by(function, root: bool):
     def spread(x, dim=None, *, correction=1, keepdim=False):
         dims = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
         count = 1
         for d in dims:
             count = count * x.shape[d]
-        if not are_plain(x) or x.dim() == 0 or not 0 <= correction < count:
+        if not are_plain(x) or len(dims) == 0 or not 0 <= correction < count:
             return NotImplemented
-        var = torch.var(x, dim, correction=0, keepdim=keepdim) * (count / (count - correction))
-        return var.sqrt() if root else var
+        factor = count / (count - correction)
+        return function(x, dim, correction=0, keepdim=keepdim) * (float_function("sqrt")(factor) if root else factor)
     return spread
 
 
 for _function in (torch.var, torch.std):
-    rule(_function, _function.__name__)(spread_by(_function is torch.std))
+    rule(_function, _function.__name__)(spread_by(_function, _function is torch.std))
 
 # %% [markdown]
 # ## Numbers put in
