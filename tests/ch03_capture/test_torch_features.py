@@ -3700,6 +3700,30 @@ def test_a_message_that_a_cache_lets_through_once_is_written_after_a_write(handl
     assert got == expected and bool(breaks) == (handler is Watching)
 
 
+@functools.lru_cache
+def said(logger, text):
+    return logger.warning(text)
+
+
+@pytest.mark.parametrize("place", ["logger", "handler", "records"])
+def test_what_a_program_puts_into_a_logger_sees_what_was_written(place, monkeypatch):
+    def f(x, logger, counts, text):
+        counts.append(x.shape[0])
+        return x + 1, said(logger, text), len(logger.handlers)
+
+    def answers(f):
+        logger, handler, counts, seen = logging.Logger("program"), logging.NullHandler(), [], []
+        logger.addHandler(handler)
+        if place == "logger":
+            logger.warning = lambda text: len(counts)
+        elif place == "handler":
+            handler.handle = lambda record: seen.append(len(counts))
+        else:
+            monkeypatch.setattr(logging, "_logRecordFactory", lambda *args: seen.append(len(counts)) or logging.LogRecord(*args))
+        return [f(torch.ones(2), logger, counts, f"text {i}") for i in range(3)], seen
+    check_same(answers(minicompile.compile(f, backend="eager")), answers(f))
+
+
 def test_a_cached_function_that_may_see_a_change():
     def after(x, name):
         Pattern.reverses = name

@@ -181,7 +181,7 @@ def asks_only_arguments(function, *callers) -> bool:
 # neither of which it sees. `sees_no_change` walks through all that a function may reach: what its code names in its globals, what lies in
 # its closure, classes with their methods, the arguments. Nothing there may be what the trace has written to, nor, inside of a context, of
 # PyTorch. What it does not know how to look into may be anything. A logger asks its filters and its handlers, and those write to a
-# stream: `transformers` says a thing once by a method of its loggers that has a cache.
+# stream, which is taken to be one: `transformers` says a thing once by a method of its loggers that has a cache.
 
 # %%
 def sees_no_change(tx, function, arguments) -> bool:
@@ -201,7 +201,7 @@ def sees_no_change(tx, function, arguments) -> bool:
 
 
 LOOKED_AT_MOST = 1000
-SCALARS = (*CONSTANT_TYPES, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType)
+SCALARS = (*CONSTANT_TYPES, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType, logging.Manager)
 
 
 def real_of(value):
@@ -226,9 +226,9 @@ def looked_into(thing, pytorch: bool) -> list | None:
     if type(thing) is dict:
         return [*thing, *thing.values()]
     if type(thing) in LOGGERS:
-        return [*thing.filters, *thing.handlers, thing.parent if thing.propagate else None]
+        return [logging.getLogRecordFactory(), *vars(thing).values()]
     if type(thing) in LOG_HANDLERS:
-        return [*thing.filters, thing.formatter]
+        return [value for name, value in vars(thing).items() if name not in ("lock", "stream", "flush")]
     if type(thing) in INSIDE:
         return [getattr(thing, name) for name in INSIDE[type(thing)] if hasattr(thing, name)]
     if type(thing) is types.FunctionType:
