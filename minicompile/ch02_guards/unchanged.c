@@ -355,10 +355,11 @@ static int has_moved(const Memo *self, Variant *v, int place, PyObject *value)
     return may;
 }
 
-/* Whether these are names of the class that guards have searched for: then a CLASS among the things is proved for it. */
+/* Whether these are names of the class that guards have searched for: then a CLASS among the things is proved for it. Classes come
+ * after objects, of which there may be thousands, each of which is asked for. */
 static int is_class_compared(const Memo *self, const Variant *v, PyTypeObject *type)
 {
-    for (int i = 0; i < self->things; i++)
+    for (int i = self->things - 1; i >= 0; i--)
         if (self->plan[i].kind == CLASS && self->plan[i].first < self->plan[i].end && v->thing[i].object == (PyObject *)type)
             return 1;
     return 0;
