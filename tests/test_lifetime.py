@@ -71,6 +71,11 @@ PROGRAMS = {
         def f(x):
             o = Out.c(Out.s(x))
             return o.b, isinstance(o, Out), Out(o.a), o""",
+    "the dict of an object": """
+        class Settings:
+            def scaled(self, x): return x * (1 + len(self.__dict__))
+        settings = Settings()
+        def f(x): return settings.scaled(x)""",
     "dataclass and enum": """
         import dataclasses, enum
         class Kind(enum.Enum):

@@ -105,14 +105,14 @@ def identified(expected):
 
 
 # %% [markdown]
-# Two refinements. What lies in a class may be a `property`, a `staticmethod` or a slot, to which there are no
+# Two refinements. What lies in a class may be a `property`, a `staticmethod`, a slot or its `__dict__`, to which there are no
 # weak references; it is recognised by what it is made of. And an entry owns the constants that its text cannot
 # spell. Many are made by the trace and belong to nobody else, so only those are held weakly that the program
 # must own somewhere: classes, functions, modules, code.
 
 # %%
 PARTS = {property: ("fget", "fset", "fdel"), staticmethod: ("__func__",), classmethod: ("__func__",),
-         types.MemberDescriptorType: ("__objclass__", "__name__")}
+         types.MemberDescriptorType: ("__objclass__", "__name__"), types.GetSetDescriptorType: ("__objclass__", "__name__")}
 
 
 class Made(NamedTuple):
