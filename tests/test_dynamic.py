@@ -1333,3 +1333,25 @@ def test_operators_of_objects_take_numbers_that_vary(f, numbers):
         ours, eagers = compiled(Scaled(x), k), f(Scaled(x), k)
         assert str(ours) == str(eagers)
     assert driver.counters.graphs <= 2 or f is refused
+
+
+class Asked:
+    def __radd__(self, n):
+        return type(n).__name__, n * 2
+
+    def __gt__(self, n):
+        return type(n).__name__
+
+
+class AskedByItself(Asked):
+    __array_ufunc__ = None
+
+
+@pytest.mark.parametrize("asked", [Asked, AskedByItself])
+def test_a_scalar_of_numpy_is_one_of_python_for_an_object_that_numpy_makes_an_array_of(asked):
+    def f(x, n, asked):
+        return x * n, n + asked, n < asked
+    compiled, x = minicompile.compile(f, backend="eager"), torch.ones(2)
+    for n in (1.5, 2.5, 3.5, numpy.float64(1.5), numpy.float64(2.5), numpy.float64(3.5), numpy.int64(3), numpy.float32(1)):
+        got, expected = compiled(x, n, asked()), f(x, n, asked())
+        assert torch.equal(got[0], expected[0]) and got[1:] == expected[1:] and type(got[1][1]) is type(expected[1][1])

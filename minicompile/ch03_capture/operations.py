@@ -240,7 +240,7 @@ def of_objects(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inpl
     if type(other) is not ObjVal or issubclass(other.cls, (int, float, complex, numpy.generic)):
         return None
     methods = [f"__r{name}__"] if other is b else [f"__i{name}__"] * inplace + [f"__{name}__"]
-    if not any(python_method(other.cls, method) for method in methods):
+    if not any(python_method(other.cls, method) for method in methods) or other is b and asks_by_elements(a.cls, b.cls):
         return None
     result = ask(tx, [(other, method, a if other is b else b) for method in methods])
     if result is None:                                   # they are not to be asked twice
@@ -261,6 +261,8 @@ def by_methods(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inpl
     """`binary` where an operand is neither a number nor a tensor."""
     name, (left, right) = BINARY[symbol], (a.cls, b.cls)
     candidates = [(a, f"__{name}__", b)]
+    if issubclass(left, numpy.generic) and type(b) is ObjVal and asks_by_elements(left, right) and python_method(right, f"__r{name}__"):
+        unsupported(tx, f"{describe(a)} {symbol} {describe(b)}, which NumPy makes an array of")
     derived = left is not right and issubclass(right, left)
     if left is not right and (derived or not answers_itself(a, f"__{name}__", right)):
         own = derived and python_method(right, f"__r{name}__") not in (None, lookup(left, f"__r{name}__"))
@@ -282,12 +284,18 @@ def by_methods(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inpl
     unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
 
 
+def asks_by_elements(left: type, right: type) -> bool:
+    """Whether NumPy makes an array of the operand on the right and asks its elements; beside a scalar, with the number of Python."""
+    takes_all = lookup(right, "__array_ufunc__") is lookup(right, "__array_priority__") is MISSING
+    return issubclass(left, (numpy.generic, numpy.ndarray)) and takes_all
+
+
 def answers_itself(a: AbstractValue, method: str, right: type) -> bool:
     """Whether the operator of `a` is written in C and takes operands of the class `right`. A class may have it from a builtin one."""
     base = next((n for n in (int, float, complex) if issubclass(right, n)), None)
     home = getattr(lookup(a.cls, method), "__objclass__", None)
-    if a.cls is numpy.ndarray and lookup(right, "__array_ufunc__") is lookup(right, "__array_priority__") is MISSING:
-        return True                                       # its elements are asked, each with the operand
+    if a.cls is numpy.ndarray and asks_by_elements(a.cls, right):
+        return True                                       # each with the operand
     if issubclass(a.cls, (numpy.generic, numpy.ndarray)):
         return base is not None or issubclass(right, numpy.generic)
     if home in (bool, int, float, complex):
