@@ -94,6 +94,8 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
     apart = [] if atomic else along_columns(e, lane)
     widest = min(widest, 2 * TILE) if apart else widest
     block = lane_block(e, lane, outer, widest)
+    if block is None and not isinstance(lane.size, int):        # the arrays of a block are on the stack
+        block = widest
     blocks, prologue, first, count = lane_headers(lane, block)
     width = block if block is not None else lane.size
     nest = child(function, outer)

@@ -702,6 +702,18 @@ def test_rows_of_sizes_that_vary(dtype):
         torch.testing.assert_close(images_of(x), images(x), **close)
 
 
+def test_columns_of_sizes_that_vary():
+    """Their arrays are on the stack: no longer than a number says, whatever the call that is compiled has."""
+    def columns(x):
+        twice = torch.cat([x[:, :4], x[:, :4]], -1)[:, :, 1:].tanh().softmax(1)
+        return x.sum(1), x.var(1), x[:, :, ::2].sum(1), x[:, :, 1:].amax(1), twice
+
+    compiled = minicompile.compile(columns, backend="cpp", fullgraph=True, dynamic=True)
+    for shape in ((64, 30, 100), (64, 5, 17), (2, 4, 77), (1, 4, 1_500_000)):
+        x = rand(*shape)
+        torch.testing.assert_close(compiled(x), columns(x))
+
+
 def test_short_rows_of_halves_are_walked_along_where_this_is_faster():
     """Not where integers are counted, whose last step has not all lanes, nor where what is read lies apart. Three floats need no step."""
     def code(fn, *inputs):
