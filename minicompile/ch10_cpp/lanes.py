@@ -72,10 +72,10 @@ def room(size: Int) -> str:
     return f"mc_lanes({size_text(size)})" if size % STEP != 0 else size_text(size)
 
 
-def array_lines(dtype: torch.dtype, name: str, size: Int, zeros: bool = False, times: int = 1) -> list[str]:
-    """The declaration of an array for that many lanes, or `times` as many. If sizes vary it belongs to the scope of the function.
+def array_lines(dtype: torch.dtype, name: str, size: Int, zeros: bool = False, times: str = "") -> list[str]:
+    """The declaration of an array for that many lanes, `times` as many. If sizes vary it belongs to the scope of the function.
     zeros: what is behind the lanes is zero."""
-    t, length = register_type(dtype), room(size) if times == 1 else f"{times} * {room(size)}"
+    t, length = register_type(dtype), f"{times} * {room(size)}" if times else room(size)
     if isinstance(size, int):
         return [f"{t} {name}[{length}]{' = {}' if zeros and size % STEP else ''};"]
     clear = f"{for_('k', room(size), size_text(size))} {name}[k] = 0;"

@@ -131,7 +131,7 @@ def close(scope: Scope, headers: list[str], prologue: list[str] = ()) -> None:
     lines += ["  " * k + "}" for k in reversed(range(depth))]
 
 
-def for_(name: str, size: str, start: str = "0", step: int = 1) -> str:
+def for_(name: str, size: str, start: str = "0", step: int | str = 1) -> str:
     return f"for (int64_t {name} = {start}; {name} < {size}; {name} += {step})"
 
 # %% [markdown]
@@ -428,7 +428,7 @@ class Count(NamedTuple):
 
     name: str
     size: Int
-    step: int = 1
+    step: int | str = 1
 
     @property
     def header(self) -> str:

@@ -65,14 +65,18 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
     nest = child(function, outer if group is None else outer[:-1]) if outer else function
     if outer:
         tabulate(e, function, nest, lane, outer)
+    together = "" if group is None else str(GROUP)
+    if group is not None and not isinstance(lane.size, int) and not e.part:
+        together = fresh(e, "together")
+        function.lines.append(f"const int64_t {together} = {size_text(lane.size)} < {LONG} ? {GROUP} : 1;")
     of_rows = [s for s in e.graph.stores if not e.graph.is_element(s)]
     for reductions, stores in plan:
         if group is None:
-            _row_pass(e, function, nest, nest, lane, reductions, stores, kept)
+            _row_pass(e, function, nest, nest, lane, reductions, stores, kept, together)
         else:
             _row_values(e, nest, group, reductions + stores)
             row = child(nest, (group,))
-            _row_pass(e, function, row, nest, lane, reductions, stores, kept, group)
+            _row_pass(e, function, row, nest, lane, reductions, stores, kept, together, group)
             close(row, [for_(group.name, "row1", "row0")])
     if of_rows and group is not None:
         row = child(nest, (group,))
@@ -84,8 +88,9 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
     loops = [Count(v.name, v.size) for v in outer]
     if group is not None:
         size = size_text(group.size)
-        end = f"row0 + {GROUP}" if group.size % GROUP == 0 else f"{size} - row0 < {GROUP} ? {size} : row0 + {GROUP}"
-        close(nest, shared(e, work, [*loops[:-1], Count("row0", group.size, GROUP)]), [f"const int64_t row1 = {end};"])
+        end = f"row0 + {together}" if group.size % GROUP == 0 else f"{size} - row0 < {together} ? {size} : row0 + {together}"
+        step = GROUP if e.part else together
+        close(nest, shared(e, work, [*loops[:-1], Count("row0", group.size, step)]), [f"const int64_t row1 = {end};"])
     elif loops:
         close(nest, shared(e, work, loops, None if not atomic else int(direct is not None)))
 
@@ -112,10 +117,13 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
 # A log-softmax of rows of 16 to 64 floats takes two thirds of the time, a softmax four fifths, and the logarithm of a sum half. Long rows
 # have enough to do, and sixteen of them may be more than the nearest cache holds next to what else a pass touches: floats gain up to 100
 # columns, or 256 where there is a logarithm or the like to wait for, halves up to 512. What is kept of sixteen rows has to fit on the stack
-# of a thread, too, of which a server may give it 256 KiB (`KEPT`). Where sizes vary, those of the call that is compiled decide.
+# of a thread, too, of which a server may give it 256 KiB (`KEPT`). Where sizes vary, those of the call that is compiled decide. In a later
+# one the rows may be long, and few. Each then goes alone (`LONG`): what sixteen keep, no cache holds, or no memory, and one thread
+# would have them all.
 
 # %%
 GROUP = 16                   # rows that do each pass together
+LONG = 1024                  # columns of a row that does not, though its kernel has groups
 LONGEST = 400                # bytes of a row that does
 LONGEST_WAITING = 1024       # the same for halves, and where there is something expensive to wait for
 KEPT = 1 << 16               # bytes of expensive values that a group keeps
@@ -197,7 +205,7 @@ class RowStep:
 
 # %%
 def _row_pass(e: Emitter, function: Scope, nest: Scope, around: Scope, lane: Symbol, reductions, stores, kept: dict,
-              group: Symbol | None = None) -> None:
+              together: str, group: Symbol | None = None) -> None:
     others = tuple(v for v in e.kernel.reduction_vars if v is not lane)
     middle = child(nest, others)
     chunk = child(middle, ())
@@ -214,7 +222,7 @@ def _row_pass(e: Emitter, function: Scope, nest: Scope, around: Scope, lane: Sym
         if array is None and name is not None:
             kept[value] = array = fresh(e, "kept")
             home = around if isinstance(lane.size, int) else function
-            home.lines += of_loop(e, value.loop, *array_lines(value.dtype, array, lane.size, times=1 if group is None else GROUP))
+            home.lines += of_loop(e, value.loop, *array_lines(value.dtype, array, lane.size, times=together))
             inner.lines += of_loop(e, value.loop, f"{array}[{_kept_at(lane, group)}] = {name};")
     integers = of_integers(reductions) and not (stores or width)
     few = integers and not others and isinstance(lane.size, int) and lane.size < 2 * STEP

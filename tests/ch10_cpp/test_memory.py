@@ -3,6 +3,8 @@ import ctypes
 import mmap
 import os
 import random
+import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -58,3 +60,21 @@ def test_a_kernel_reads_nothing_around_its_tensor(name, varies):
             os._exit(code)
     status = os.waitpid(child, 0)[1]
     assert status == 0, cases[os.read(told, len(cases))[-1]]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="memory is limited in a process of its own")
+def test_few_long_rows_keep_no_more_than_one_each():
+    """Also where the kernel was compiled for many short ones, of which sixteen go together."""
+    x, compiled = torch.zeros(2, 1 << 23), minicompile.compile(lambda x: x.softmax(-1), backend="cpp", fullgraph=True, dynamic=True)
+    compiled(torch.zeros(64, 47))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            torch.set_num_threads(1)
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 28), resource.RLIM_INFINITY))
+            code = 0 if (compiled(x) == 0.5 ** 23).all() else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
