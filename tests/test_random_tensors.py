@@ -202,6 +202,8 @@ LEFT_OPEN = {                       # input, function, another right answer, a w
                                               "out + 0.1"),
     "a half too large beside an infinity": ("torch.tensor([2e-4, float('inf')]).half()", "(x * x * 0.1).reciprocal()",
                                             "out.nan_to_num(posinf=1e4)", "out + 1"),
+    "a half that is infinite in float32, too": ("torch.tensor([0.0, 300.0]).half()", "torch.stack([x.log(), x * x])",
+                                                "out.clamp(max=6e4)", "out.nan_to_num(neginf=-6e4)"),
     "whether a cancellation leaves a rest": ("torch.linspace(0.1, 1, 64)", "(x * 3 / 3 - x * 7 / 7).bool()", "out ^ True", "out * 2"),
     "an exp below the normal numbers": ("torch.full((3,), -87.5)", "torch.nn.functional.mish(x)", "out * 0", "out - 1e-35"),
 }

@@ -8,7 +8,6 @@ another, rounding decides, and a compiler may answer otherwise as well: by a lit
 comparison or a cast falls to either side."""
 from __future__ import annotations
 
-import functools
 import itertools
 
 import torch
@@ -161,7 +160,7 @@ class Noise(TorchDispatchMode):
                 if name in PIECES:
                     t.copy_(torch.where(args[PIECES[name]].isnan(), torch.nan if self.seed % 2 else args[0], t))
                 if self.seed % 2 and t.dtype is torch.float16:
-                    self.keep_finite_(t, func, args)
+                    self.keep_finite_(t, func, args, kwargs)
                     self.keep_small_(t, func, args, kwargs)
                 before = t.clone() if name == "_to_copy" else None
                 if name == "linspace" and t.numel():                # what is zero in the middle is rounding
@@ -176,18 +175,22 @@ class Noise(TorchDispatchMode):
                     self.undisturbed[id(t)] = t, t._version, before
         return out
 
-    def keep_finite_(self, t, func, operands):
-        """What is too large for half precision a compiler may go on with, in float32; not what is infinite in an operand."""
-        infinite = [x.isinf() for x in operands if isinstance(x, torch.Tensor) and x.device == t.device]
-        if torch.Tag.pointwise not in func.tags:
-            infinite = [x.any() for x in infinite]
-        large = functools.reduce(lambda large, x: large & ~x, infinite, t.isinf())
+    def keep_finite_(self, t, func, operands, kwargs):
+        """What is too large for half precision a compiler may go on with, in float32; not what is infinite there, too, as a reciprocal of
+        zero, and not what an operand's infinities can have made."""
+        if torch.Tag.pointwise in func.tags and all(spec.alias_info is None for spec in func._schema.arguments):
+            large = t.isinf() & self.widened(func, operands, kwargs).isfinite()
+        else:
+            large = t.isinf() & ~torch.tensor([x.isinf().any() for x in operands if isinstance(x, torch.Tensor)]).any().to(t.device)
         t.copy_(torch.where(large, t.sign() * 0.9 * torch.finfo(t.dtype).max, t))
+
+    def widened(self, func, args, kwargs):
+        return func(*(x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF else x for x in args), **kwargs)
 
     def keep_small_(self, t, func, args, kwargs):
         """What is too small for half precision as well."""
         if torch.Tag.pointwise in func.tags and (t == 0).any() and not overlaps(t):
-            wide = func(*(x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF else x for x in args), **kwargs)
+            wide = self.widened(func, args, kwargs)
             if wide.shape == t.shape:
                 smallest = torch.finfo(t.dtype).smallest_normal * torch.finfo(t.dtype).eps
                 t.copy_(torch.where((t == 0) & (wide != 0), wide.sign() * smallest, t))
