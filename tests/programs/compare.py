@@ -459,7 +459,7 @@ def compare(text, backend, statistics, settings):
         rounding = backend != "eager" and "EXACT = True" not in text
         if found is not None and rounding:                   # a rounding error or two are told without other runs
             found = difference(a, b, "", [a])
-        for count in (4, 40) if rounding else ():
+        for count in (4, 40, 240) if rounding else ():
             if found is None or endless:
                 break
             others += [execute(code, lambda f: f, words=False, around=lambda: Noise(seed, known)) for seed in range(len(others), count)]
