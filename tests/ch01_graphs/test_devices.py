@@ -179,6 +179,15 @@ def test_a_gpu_looks_whether_a_number_of_the_cpu_fits():
         assert run_on_fakes(aten.fill_.Tensor, (x, number), {}) is not None
 
 
+@pytest.mark.parametrize("dtype,number", [(torch.int64, 1e300), (torch.int16, 70000), (torch.int32, float("nan"))])
+def test_a_gpu_looks_whether_a_number_of_python_fits(dtype, number):
+    for shape in ((2,), ()):
+        with pytest.raises(RuntimeError, match="without overflow"):
+            run_on_fakes(aten.fill_.Scalar, (fake(torch.ones(shape, dtype=dtype), GPU), number), {})
+    assert run_on_fakes(aten.fill_.Scalar, (fake(torch.ones(0, dtype=dtype), GPU), number), {}) is not None
+    assert run_on_fakes(aten.fill_.Scalar, (fake(torch.ones(2, dtype=dtype), GPU), 7.0), {}) is not None
+
+
 def test_the_table_of_operators_is_there():
     assert {"aten::mm", "aten::clamp.Tensor", "aten::gather"} <= of_one_device()
     assert not {"aten::add.Tensor", "aten::where.self", "aten::copy_"} & of_one_device()

@@ -623,7 +623,7 @@ def entered(function, *arguments) -> list:
 
 BEYOND = {"an item": lambda x, n, c: x + ROWS[n](x), "a slice": lambda x, n, c: x + TENSORS[:n][-1],
           "a list": lambda x, n, c: x + len(["a"] * n), "a key": lambda x, n, c: x * {n: 1}.get(n, 2),
-          "a loop": lambda x, n, c: x + sum(x[i % 3] for i in range(n)), "a norm": lambda x, n, c: x.norm(n / 7),
+          "a loop": lambda x, n, c: x + sum(x[i % 3] for i in range(n)), "a norm": lambda x, n, c: x.norm(1 / (n + 1)),
           "in an object": lambda x, n, c: x + ROWS[c.number](x), "in a dict of a list": lambda x, n, c: x + ROWS[c.kept[0]["n"]](x),
           "a length": lambda x, n, c: x + sum(c.items)}
 

@@ -226,6 +226,8 @@ def check_filled_by(func, x, value) -> None:
     """A GPU takes a number of the CPU as it takes one of Python, and looks whether it fits; a CPU drops the imaginary part."""
     if isinstance(value, torch.Tensor) and value.is_complex() and not x.is_complex() and value.device != x.device:
         raise Unsupported(f"{func} of a complex number that may not fit into {x.dtype}")
+    if type(value) in (int, float, complex) and x.device.type == "cuda" and present(x.numel()):
+        check_fill(func, [2], value, dtype=x.dtype)
 
 
 # %% [markdown]
