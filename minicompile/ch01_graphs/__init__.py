@@ -46,9 +46,9 @@
 # 3. `operators.py`: one operator on fakes, from the first refusal to the result; `layouts.py`: where elements lie; `corrections.py`:
 #    where the shape code of PyTorch is wrong; `refusals.py`: errors that only a kernel raises; `recipes.py`: answers that are kept;
 # 4. `symbolic.py` and `floats.py`: expressions in sizes and numbers that are not known yet; `shapes.py`: how PyTorch's shape code computes
-#    with them; `composites.py` and `rules/floats.py`: operators that insist on numbers;
+#    with them; `composites.py`, `rules/floats.py` and `rules/norms.py`: operators that insist on numbers;
 # 5. `generators.py`: where random numbers come from.
 
 # %%
 from . import recipes  # noqa: F401 (gives fakes what runs an operator on them)
-from .rules import forms, refused  # noqa: F401 (they register)
+from .rules import forms, norms, refused  # noqa: F401 (they register)
