@@ -24,7 +24,7 @@ from .fake import DispatchMode, FakeTensor
 from .graph import Graph, call_node, closure, graph_module, interpret, map_args
 from .operators import settle_floats
 from .recipes import fake_call
-from .rules.derivatives import DERIVED_OTHERWISE
+from .rules.derivatives import derive_otherwise
 from .rules.operators import IN_PLACE_VIEWS
 from .rules.recurrent import WITH_WORKSPACE
 from .shapes import IN_NUMBERS, expr_of, is_symbolic
@@ -70,8 +70,8 @@ aten = torch.ops.aten
 #
 # *Where it comes from.* In the forward pass that is `provenance`, which whoever runs the program has
 # set. In the backward pass the engine decides what runs, and there is no line of the user under it. So the recorder asks which
-# autograd node is at work, and looks up what it remembered when that node was made (`remember_grad_fns`; those of
-# `DERIVED_OTHERWISE` get a hook). Where several gradients come in, `tangents_of`
+# autograd node is at work, and looks up what it remembered when that node was made (`remember_grad_fns`; some get a
+# hook there, `derive_otherwise`). Where several gradients come in, `tangents_of`
 # says which lead to an autograd node, and what runs there is marked so. `passes` and `backward` count backward passes
 # that are recorded in the middle of a program (chapter 12).
 
@@ -192,10 +192,9 @@ class Recorder(DispatchMode):
         """Give the autograd nodes that an operation just created the provenance of that operation."""
         found = [out] if isinstance(out, torch.Tensor) else pytree.tree_leaves(out)
         new = functools.partial(filter, lambda fn: fn is not None and fn not in self.grad_provenance)
-        for fn in closure(new(t.grad_fn for t in found if isinstance(t, torch.Tensor)), lambda fn: new(f for f, _ in fn.next_functions)):
-            self.grad_provenance[fn] = self.provenance
-            if fn.name() in DERIVED_OTHERWISE:
-                fn.register_hook(DERIVED_OTHERWISE[fn.name()])
+        nodes = closure(new(t.grad_fn for t in found if isinstance(t, torch.Tensor)), lambda fn: new(f for f, _ in fn.next_functions))
+        self.grad_provenance.update(dict.fromkeys(nodes, self.provenance))
+        derive_otherwise(nodes)
 
     def finish(self, outputs: Sequence) -> fx.GraphModule:
         self.graph.output(tuple(self.node_of(o) for o in outputs))

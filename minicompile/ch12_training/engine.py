@@ -29,9 +29,10 @@ import contextlib
 import torch
 from torch.autograd import grad
 
-from ..ch01_graphs.fake import storage_key
+from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import closure, history_of
 from ..ch01_graphs.layouts import is_dense, same_layout
+from ..ch01_graphs.rules.derivatives import derive_otherwise
 from ..ch01_graphs.trace import backward_pass
 from ..ch03_capture.tracer import Tracer, unsupported
 from ..ch03_capture.values import TensorVal
@@ -53,6 +54,8 @@ def gradients(outputs, leaves, tangents, retain_graph: bool, to_keep: bool, crea
     gradients that flow into the outputs, or None. to_keep: whether each result is to be a tensor of its own,
     with the strides of its leaf. create_graph: whether the results can be differentiated. stops: tensors beyond which nothing
     flows."""
+    if isinstance(outputs[0], FakeTensor):
+        derive_otherwise(history_of(outputs))
     # A recorder belongs to its thread
     with backward_pass(), without_hooks(leaves), stopped_at(stops), torch.autograd.set_multithreading_enabled(False):
         found = grad(outputs, leaves, tangents, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True)

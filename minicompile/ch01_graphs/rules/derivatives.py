@@ -39,11 +39,11 @@ def derivative_of_running_product(given, grads):
     factor, take the products without it at the zero, and behind it all is zero. Where it may be differentiated that does not do: behind
     a zero the gradient is 0, but not its derivative. Eager divides if nothing is zero, and else takes steps for each element of `dim`, each
     of which would be a number of steps in the next derivative; the products without one factor are also rows of one matrix.
-    The steps PyTorch has taken stay for one element, which may be infinite: there is nothing to divide."""
+    The steps PyTorch has taken stay for one element, which may be infinite, and for none: there is nothing to divide."""
     node, [steps] = torch._C._current_autograd_node(), given
     x, result, grad, dim = node._saved_self, node._saved_result, grads[0], node._saved_dim
     dim -= 2**64 if dim >= 2**63 else 0
-    if steps is None or grad is None or x.is_complex() or x.dim() == 0 or x.shape[dim] == 1:
+    if steps is None or grad is None or x.is_complex() or x.dim() == 0 or x.shape[dim] == 1 or 0 in x.shape:
         return None
 
     def share_in_all_behind(products):
@@ -73,3 +73,16 @@ DERIVED_OTHERWISE = {"ProdBackward0": derivative_of_product, "ProdBackward1": de
                      **{f"{name}Backward{i}": derivative_of_extreme for name, i in (("Max", 1), ("Min", 1), ("Median", 0),
                                                                                     ("Nanmedian", 0))},
                      "CumprodBackward0": derivative_of_running_product}
+
+
+# %% [markdown]
+# Chapter 3 runs the engine on fakes before anything is recorded, to see what the gradients are: whether a derivative depends on its
+# factors, and thus can be differentiated again, is also for these hooks to say.
+
+# %%
+def derive_otherwise(nodes) -> None:
+    """The hooks of `DERIVED_OTHERWISE` on nodes of the autograd graph, once on each."""
+    for node in nodes:
+        if (derivative := DERIVED_OTHERWISE.get(node.name())) and "derived otherwise" not in node.metadata:
+            node.metadata["derived otherwise"] = True
+            node.register_hook(derivative)
