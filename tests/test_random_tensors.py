@@ -205,6 +205,7 @@ LEFT_OPEN = {                       # input, function, another right answer, a w
     "a half that is infinite in float32, too": ("torch.tensor([0.0, 300.0]).half()", "torch.stack([x.log(), x * x])",
                                                 "out.clamp(max=6e4)", "out.nan_to_num(neginf=-6e4)"),
     "whether a cancellation leaves a rest": ("torch.linspace(0.1, 1, 64)", "(x * 3 / 3 - x * 7 / 7).bool()", "out ^ True", "out * 2"),
+    "whether a logarithm leaves one": ("torch.full((3,), -1.0)", "torch.logical_not(torch.logaddexp2(x, x))", "~out", "out * 2"),
     "an exp below the normal numbers": ("torch.full((3,), -87.5)", "torch.nn.functional.mish(x)", "out * 0", "out - 1e-35"),
 }
 

@@ -152,7 +152,9 @@ SIZES = {
     "randint_like": lambda x, i: torch.randint_like(i, 3, 2), "multinomial": lambda x, i: torch.multinomial(x.abs(), 4),
     "of ints": lambda x, i: (i + 1).uniform_(),
     "conv1d": lambda x, i: F.conv1d(x.reshape(1, -1, 3), torch.ones(2, 4, 1)), "conv_transpose1d": lambda x, i: F.conv_transpose1d(
-        x.reshape(1, -1, 3), torch.ones(4, 2, 1), output_padding=len(x) - 4)}
+        x.reshape(1, -1, 3), torch.ones(4, 2, 1), output_padding=len(x) - 4),
+    "nothing left of conv_transpose2d": lambda x, i: (
+        F.conv_transpose2d(x.reshape(1, 3, 1, -1), torch.ones(3, 2, 2, 2), padding=(0, 3)), x.mul_(2))[1]}
 
 
 @pytest.mark.parametrize("f", [lambda x, i: x.index_select(2, i).as_strided((2, 3), (1, 2)), lambda x, i: x[:, :, i][:, 0] + 1,

@@ -25,13 +25,13 @@ reflection_pad2d replication_pad1d replication_pad2d index_fill index_fill_ inde
 masked_scatter_ put put_ take_along_dim _unsafe_index contiguous scalar_tensor upsample_nearest2d upsample_nearest1d
 im2col pixel_shuffle pixel_unshuffle hardtanh threshold heaviside where_ rot90 expand_copy zeros_ set_ resize_ bitwise_and_
 _index_put_impl_ gt ge lt le eq ne nextafter _reshape_copy channel_shuffle native_dropout as_strided_scatter
-_efficientzerotensor
+_efficientzerotensor logical_not logical_and logical_or logical_xor any all isin
 """.split())
 ACCUMULATES = {"index_put": "accumulate", "index_put_": "accumulate", "_index_put_impl_": "accumulate"}
 BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}      # they write to the arguments 3 and 4; no schema says so
 SUMS = {torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.default, torch.ops.aten.mean.dim,
         torch.ops.aten.linalg_vector_norm.default}              # whose kernel adds up one by one
-LOGARITHMS = {"_log_softmax", "logsumexp", "logcumsumexp"}
+LOGARITHMS = {"_log_softmax", "logsumexp", "logcumsumexp", "logaddexp", "logaddexp2", "logit"}
 SLOPES = {"silu_backward", "gelu_backward", "mish_backward"}      # a sum of terms of the size of the gradient that comes in
 POWERS = {torch.ops.aten.pow.Tensor_Scalar, torch.ops.aten.pow_.Scalar}
 UNITS = 2.0
@@ -166,7 +166,7 @@ class Noise(TorchDispatchMode):
                 if name == "linspace" and t.numel():                # what is zero in the middle is rounding
                     self.disturb_as_(t, t.abs().amax())
                 else:
-                    if name in LOGARITHMS and not overlaps(t):      # of a sum of about 1 they are as inexact as 1
+                    if name in LOGARITHMS and not overlaps(t):      # of about 1 they are as inexact as 1
                         self.disturb_as_(t, torch.where(t.isfinite(), t.abs().clamp(min=1), 1))
                     if name in SLOPES and not overlaps(t):
                         self.disturb_as_(t, torch.where(args[0].isfinite(), args[0].abs(), 0))

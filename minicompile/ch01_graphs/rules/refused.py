@@ -49,14 +49,16 @@ def check_dimension(func, x, dim, *args) -> None:
 @REFUSALS.of(aten.convolution.default)
 def check_convolved(func, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups) -> None:
     """The channels, also of other sizes than today's; that the kernel fits into the padded input, which PyTorch 2.11 does not ask of a
-    fake; and for a transposed convolution on a CPU how much its output is padded."""
+    fake; for a transposed convolution that something is left of its output, and on a CPU how much that is padded."""
     expected = weight.shape[0] if transposed else weight.shape[1] * groups
     check_dtypes(func, x, weight)
     if x.dim() == weight.dim() and x.shape[1] != expected:
         raise RuntimeError(f"expected an input of {expected} channels for a weight of size {list(weight.shape)}, got {list(x.shape)}")
-    if x.dim() == weight.dim() and not transposed:
-        for size, kernel, pad, step in zip(x.shape[2:], weight.shape[2:], padding, dilation):
-            if size + 2 * pad < step * (kernel - 1) + 1:
+    if x.dim() == weight.dim():
+        for size, kernel, pad, step, jump, more in zip(x.shape[2:], weight.shape[2:], padding, dilation, stride, output_padding):
+            if transposed and (size - 1) * jump + step * (kernel - 1) + more < 2 * pad:
+                raise RuntimeError(f"nothing is left of the {size} positions of an input, transposed, without {pad} at either end")
+            if not transposed and size + 2 * pad < step * (kernel - 1) + 1:
                 raise RuntimeError(f"a kernel of size {kernel}, dilated by {step}, is larger than an input of size {size}, padded by {pad}")
     if transposed and x.device.type == "cpu" and any(map(lambda p, s, d: p >= max(s, d), output_padding, stride, dilation)):
         raise RuntimeError(f"output padding {output_padding} must be smaller than stride {stride} or dilation {dilation}")
