@@ -417,3 +417,41 @@ def test_numbers_that_do_not_fit_on_a_gpu():
             minicompile.reset()
             x = torch.ones(3, dtype=dtype, device="cuda")
             same(outcome(minicompile.compile(f), x.clone(), number), outcome(f, x.clone(), number), (number, dtype))
+
+
+OF_VALUES = {"gather", "scatter", "scatter_add", "multinomial"}            # have a sample that is refused for its values
+
+
+def refused_samples(device):
+    """What PyTorch's own tests give each operator that it has to refuse."""
+    for op in OPERATORS:
+        for error in op.error_inputs(device) if op.error_inputs_func else ():
+            sample = error.sample_input
+            yield op, (sample.input, *sample.args), sample.kwargs
+
+
+@pytest.mark.parametrize("rung, dynamic", [("eager", None), ("aot_eager", True), ("cpp", None)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_an_operator_refuses_by_its_arguments(rung, dynamic, device):
+    """Nothing reads the result. What is written before it is written, what comes after it is not, unless values decide it."""
+    def copies(values):
+        return pytree.tree_map(lambda t: t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t, values)
+
+    tried = 0
+    for op, args, kwargs in refused_samples(device):
+        def f(y, *args, **kwargs):
+            y.add_(1)
+            op.op(*args, **kwargs)
+            return y.mul_(2)
+        minicompile.reset()
+        found = []
+        for g in (f, minicompile.compile(f, backend=rung, dynamic=dynamic)):
+            try:
+                g(y := torch.ones(2), *copies(args), **copies(kwargs))
+                found.append((None, "", y.tolist()))
+            except Exception as error:
+                found.append((error, str(error), op.name in OF_VALUES or y.tolist()))
+        (want, *seen), (got, *others) = found
+        assert isinstance(got, type(want)) and seen == others, (op.name, args, kwargs)
+        tried += 1
+    assert tried > 500

@@ -52,6 +52,8 @@ def check_convolved(func, x, weight, bias, stride, padding, dilation, transposed
     fake; for a transposed convolution that something is left of its output, and on a CPU how much that is padded."""
     expected = weight.shape[0] if transposed else weight.shape[1] * groups
     check_dtypes(func, x, weight)
+    if any(step < 1 for step in dilation):
+        raise RuntimeError("dilation should be greater than zero")
     if x.dim() == weight.dim() and x.shape[1] != expected:
         raise RuntimeError(f"expected an input of {expected} channels for a weight of size {list(weight.shape)}, got {list(x.shape)}")
     if x.dim() == weight.dim():
@@ -67,6 +69,12 @@ def check_convolved(func, x, weight, bias, stride, padding, dilation, transposed
 @REFUSALS.of(aten.huber_loss_backward.default)
 def check_slope(func, grad, x, target, *args) -> None:
     check_dtypes(func, x, target)
+
+
+@REFUSALS.of(aten.avg_pool3d.default)
+def check_divisor(func, x, *args, divisor_override=None) -> None:
+    if (args[5] if len(args) > 5 else divisor_override) == 0:
+        raise RuntimeError("divisor must be not zero")
 
 
 @REFUSALS.of(aten.max_pool3d_with_indices.default)
