@@ -210,9 +210,12 @@ def requires_grad_(tx, self, requires_grad=Const(value=True)):
 
 @METHODS.of((TensorVal, "detach_"))
 def detach_(tx, self):
-    """The tensor itself loses its history. A view refuses, and an argument is another tensor to its owner after the call."""
+    """The tensor itself loses its history. A view refuses, and an argument is another tensor to its owner after the call. What is a view
+    of the tensor keeps its history until one of them is written to, and then has none."""
     if self.real is not None or self.fake._is_view() or self in autograd(tx).retained or self in autograd(tx).hooks or tx.outer is not None:
         unsupported(tx, "Tensor.detach_() of an input or a view, or of a tensor with hooks")
+    if self.fake.requires_grad and any(v.fake._base is self.fake and v.fake.requires_grad for v in tx.tensors.of_fake.values()):
+        unsupported(tx, "Tensor.detach_() of a tensor that has views with a history")
     if self.fake.requires_grad:
         rename_tensor(tx, self, emit(tx, "detach", [self]))
     return self

@@ -729,3 +729,28 @@ def test_gradients_that_are_made_of_nothing(rung, create):
     outcomes = [repr(g(torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)))
                 for g in (f, minicompile.compile(f, backend=rung, fullgraph=True))]
     assert outcomes[0] == outcomes[1]
+
+
+DETACHED = {"nothing": lambda y, v: None, "it": lambda y, v: y.add_(1), "a part": lambda y, v: y[0].mul_(2),
+            "its view": lambda y, v: v.mul_(2)}
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("written", DETACHED)
+def test_views_of_a_tensor_that_loses_its_history_keep_theirs_until_it_is_written_to(written, rung):
+    def f(x):
+        y = x * 2
+        view = y.view(-1)
+        y.detach_()
+        DETACHED[written](y, view)
+        return view
+
+    found = []
+    for g in (f, minicompile.compile(f, backend=rung)):
+        x = torch.ones(3, 2, requires_grad=True)
+        try:
+            g(x).sum().backward()
+            found.append(None if x.grad is None else x.grad.tolist())
+        except RuntimeError as e:
+            found.append(str(e))
+    assert found[0] == found[1]
