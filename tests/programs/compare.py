@@ -55,6 +55,7 @@ OF_A_VIEW = re.compile(r"Can't detach views in-place|Output \d+ of \w+ is a view
 NO_NODE = "out != nullptr INTERNAL ASSERT FAILED"
 BEYOND = "setStorage: sizes"                    # what `as_strided` is told that asks for more memory than there is
 OF_A_GPU = "not implemented for", "not correctly aligned"       # its kernels are not asked
+JUDGING = 240.0         # seconds of processor time
 REFUSED = *OUTSIDE, "ZeroDivision"             # on a GPU no kernel refuses a zero, so that is nothing to keep from one
 PARTS = {"torch.complex64": "torch.float32", "torch.complex128": "torch.float64", "torch.complex32": "torch.float16"}
 HOOKS = {"_backward_hooks", "_forward_hooks"}   # by the numbers of all hooks of the process, of which a capture registers some
@@ -462,6 +463,7 @@ def compare(text, backend, statistics, settings):
         for count in (4, 40, 240) if rounding else ():
             if found is None or endless:
                 break
+            signal.setitimer(signal.ITIMER_PROF, JUDGING)   # all of that is eager's
             others += [execute(code, lambda f: f, words=False, around=lambda: Noise(seed, known)) for seed in range(len(others), count)]
             found = difference(a, b, "", [o[number] if number < len(o) else None for o in others])
         if found is not None and "checkpoint(" in text and agrees_without_checkpoints(code, b, number, backend == "eager"):

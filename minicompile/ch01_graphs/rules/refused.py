@@ -71,6 +71,12 @@ def check_slope(func, grad, x, target, *args) -> None:
     check_dtypes(func, x, target)
 
 
+@REFUSALS.of(aten.masked_scatter.default, aten.masked_scatter_.default)
+def check_mask(func, x, mask, source) -> None:
+    if x.device.type == "cuda" and mask.dtype != torch.bool:            # a CPU takes bytes, with a warning
+        raise RuntimeError(f"masked_scatter on a GPU takes a mask of bools, got {mask.dtype}")
+
+
 @REFUSALS.of(aten.avg_pool3d.default)
 def check_divisor(func, x, *args, divisor_override=None) -> None:
     if (args[5] if len(args) > 5 else divisor_override) == 0:

@@ -44,7 +44,8 @@ def spread(grad, x, reduction):
 # number with the target says the same without a scatter, and fuses with the softmax gradient around it.
 #
 # A target may be marked to be ignored. Then it contributes neither to the sum nor to the weight that a mean
-# divides by, and its index may be out of range, so it is replaced by 0 before anything is read with it.
+# divides by, and its index may be out of range, so it is replaced by 0 before anything is read with it. The mean of nothing
+# is NaN, except for the only target of one sample without a batch on a GPU, whose kernel says 0.
 
 # %%
 def _class_dim(x) -> int:
@@ -72,7 +73,9 @@ def nll_loss_forward(x, target, weight, reduction, ignore_index):
     if reduction == NONE:
         return loss.to(x.dtype), constant(0, x)
     total_weight, loss = torch.sum(weights), torch.sum(loss)
-    return (loss / total_weight if reduction == MEAN else loss).to(x.dtype), total_weight.to(x.dtype)
+    if reduction == MEAN:
+        loss = torch.where(kept, loss / total_weight, zero) if x.dim() == 1 and x.device.type == "cuda" else loss / total_weight
+    return loss.to(x.dtype), total_weight.to(x.dtype)
 
 
 @decomposition("nll_loss_backward", "nll_loss2d_backward")
