@@ -48,8 +48,8 @@ from .protocol import METHODS, as_dict, special
 from .tensors import emit, to_arg, wrap_result
 from .tracer import Tracer, answer, call, names_its_own, unsupported
 from .values import (
-    AbstractValue, Const, ListVal, NUMBERS, NUMPY_SCALARS, NotConstant, ObjVal, SymVal, TensorVal, TupleVal, const, describe,
-    is_unseen, specialize, unseen)
+    AbstractValue, Const, DictVal, ListVal, NUMBERS, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SymVal, TensorVal, TupleVal, const,
+    describe, is_unseen, specialize, unseen)
 from .varying import REFUSALS_OF_VALUES, computed
 from .wrap import wrap, wrap_constant
 
@@ -255,6 +255,10 @@ def of_objects(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inpl
 # `2.0 * n` nobody asks the `__rmul__` that the class of `n`, derived from `int`, may have. If none answers, a list may be multiplied by an
 # object that counts as an integer, and an operator on what is constant as a whole is Python's (`fold`). So is the error, if there
 # is to be one.
+#
+# A list itself is asked last: `items += b` asks the `__radd__` of `b` before it extends. A class that derives from list, set or dict and
+# has an `__add__` of its own beside an `__iadd__` in C has CPython's slots of both, in an order that depends on the builtin class. So it
+# has beside a `b` with an `__radd__`. That is left to CPython (`mix_languages`).
 
 # %%
 def by_methods(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace: bool) -> AbstractValue:
@@ -267,8 +271,15 @@ def by_methods(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inpl
     if left is not right and (derived or not answers_itself(a, f"__{name}__", right)):
         own = derived and python_method(right, f"__r{name}__") not in (None, lookup(left, f"__r{name}__"))
         candidates.insert(0 if own else 1, (b, f"__r{name}__", a))
-    if inplace:
+    if inplace and type(a) is ListVal:
+        candidates = [c for c in candidates if c[0] is b] + [(a, f"__i{name}__", b)]
+    elif inplace:
         candidates.insert(0, (a, f"__i{name}__", b))
+    asked = [(left, f"__{name}__"), (left, f"__r{name}__")]
+    if inplace:
+        asked = [(left, f"__i{name}__"), *asked, (right, f"__r{name}__")]
+    if type(a) is ObjVal and not issubclass(left, (int, float, complex)) and mix_languages([lookup(*method) for method in asked]):
+        unsupported(tx, f"{describe(a)} {symbol}{'=' * inplace} {describe(b)}, of which a method in C is asked first")
     result = ask(tx, candidates) or of_lists(tx, symbol, name, a, b, inplace)
     if result is not None:
         return result
@@ -278,10 +289,19 @@ def by_methods(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inpl
             return binary(tx, symbol, items, count, inplace and items is a)
     function = python_operator("i" + name if inplace else name)          # their errors name the operator
     with contextlib.suppress(NotConstant):
-        return fold(tx, function, [a, b])
+        folded = fold(tx, function, [a, b])
+        if not (inplace and type(a) in (ListVal, DictVal, SetVal)):      # a copy has changed
+            return folded
+        unsupported(tx, f"{describe(a)} {symbol}= {describe(b)}")
     if type(a) is not TensorVal and type(b) is not TensorVal:
         raise_as_python(tx, function, name, a, b)
     unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
+
+
+def mix_languages(methods) -> bool:
+    """Whether the first of these methods is written in C, and another one in Python."""
+    in_python = [isinstance(method, types.FunctionType) for method in methods if method is not MISSING]
+    return any(in_python) and not in_python[0]
 
 
 def asks_by_elements(left: type, right: type) -> bool:

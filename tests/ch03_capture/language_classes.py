@@ -12,6 +12,7 @@ import types
 import typing
 import weakref
 
+import numpy
 import torch
 
 PROGRAMS = []
@@ -2024,3 +2025,62 @@ def a_subclass_made_on_the_way(x):
     class Another(Quick):
         pass
     return x + len(Quick.__subclasses__()[-1:]), Quick.__subclasses__()[-1] is Another
+
+
+# Operators whose builtin base answers them in C, beside methods of the program
+
+def says(name):
+    return lambda self, other: (name, type(other).__name__)
+
+
+class Asked:
+    __radd__ = __ror__ = says("asked")
+
+    def __iter__(self):
+        return iter([1, 2])
+
+
+def derived(base, *names):
+    return type(base.__name__.title(), (base,), {name: says(name) for name in names})
+
+
+AddingList, RightList, TimesList = derived(list, "__add__"), derived(list, "__radd__"), derived(list, "__rmul__")
+OrDict, OrOrdered, OrSet, RightSet, RightFrozen = (derived(base, name) for base, name in (
+    (dict, "__or__"), (collections.OrderedDict, "__or__"), (set, "__or__"), (set, "__ror__"), (frozenset, "__ror__")))
+OPERANDS = [
+    ("+", lambda: (AddingList([1]), 3)), ("+", lambda: (AddingList([1]), [2])), ("+", lambda: ([1], RightList([2]))),
+    ("+", lambda: (RightList([1]), RightList([2]))), ("*", lambda: (TimesList([1]), 2)), ("+", lambda: ([1], Asked())),
+    ("+", lambda: (derived(list)([1]), Asked())), ("|", lambda: (OrDict({1: 2}), {3: 4})), ("|", lambda: (OrOrdered({1: 2}), 3)),
+    ("|", lambda: (OrSet({1}), {2})), ("|", lambda: ({1}, RightSet({2}))), ("|", lambda: ({1}, RightFrozen({2}))),
+    ("|", lambda: (derived(dict)({1: 2}), Asked())), ("+", lambda: (derived(bytearray, "__add__")(b"a"), 3)),
+    ("+", lambda: (derived(collections.deque, "__add__")([1]), [2])), ("*", lambda: ([1], numpy.int64(2))),
+    ("|", lambda: ({1: 2}, collections.OrderedDict({3: 4}))), ("|", lambda: ({1: 2}, collections.defaultdict(int, {3: 4})))]
+
+
+def operated(symbol, inplace):
+    def of_operands(x, a, b):
+        kept, answer = a, None
+        try:
+            if symbol == "+":
+                if inplace:
+                    a += b
+                else:
+                    a = a + b
+            elif symbol == "*":
+                if inplace:
+                    a *= b
+                else:
+                    a = a * b
+            elif inplace:
+                a |= b
+            else:
+                a = a | b
+        except TypeError as error:
+            answer = str(error)
+        return x + 1, a, type(a).__name__, a is kept, kept, answer
+    return of_operands
+
+
+for _symbol, _operands in OPERANDS:
+    for _inplace in (False, True):
+        program(operated(_symbol, _inplace), breaks=True, args=_operands)

@@ -9,6 +9,7 @@
 # `touch` has noted what it held before (`effects.py`).
 
 # %%
+import collections
 import itertools
 import operator
 
@@ -333,8 +334,11 @@ def pairs_of(tx, value):
 
 @method(DictVal, "__or__")
 def dict_or(tx, self, other):
+    if type(other) is ObjVal and issubclass(other.cls, dict):
+        unsupported(tx, f"a dictionary | {describe(other)}")
     if type(other) is DictVal:
-        result = dict_copy(tx, self)
+        shape = other if self.cls is dict and other.cls in (collections.OrderedDict, collections.defaultdict) else self
+        result = DictVal(items=entries(tx, self).copy(), cls=shape.cls, factory=shape.factory)
         dict_update(tx, result, other)
         return result
 
@@ -392,6 +396,8 @@ def set_method(name, changes=False):
     @method(SetVal, name)
     def apply(tx, self, *others):
         operator = name.startswith("__")
+        if operator and type(others[0]) is ObjVal and issubclass(others[0].cls, (set, frozenset)):
+            unsupported(tx, f"{name} of a set and {describe(others[0])}")
         if operator and (type(others[0]) is not SetVal or changes and self.cls is frozenset):
             return None
         if changes:
