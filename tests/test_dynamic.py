@@ -599,12 +599,15 @@ def test_a_power_that_varies_is_a_root_where_eager_takes_one(dtype):
 
 
 @pytest.mark.parametrize("numbers,dtype", [((1.5, 2.5, 300.0, math.nan, 3.5), torch.int8), ((1.5, 2.5, 1e30, math.inf), torch.int64),
-                                           ((1, 2, 300, 3), torch.uint8), ((1, 2, 2 ** 40, 3), torch.int32)])
-@pytest.mark.parametrize("name", ["masked_fill", "fill", "set", "full", "tensor", "threshold", "where", "clamp", "sum"])
+                                           ((1, 2, 300, 3), torch.uint8), ((1, 2, 2 ** 40, 3), torch.int32),
+                                           ((1.5, 2.5, 1e300, -1e300), torch.int16), ((1e300,), torch.bool), ((0, 1, 2, -1), torch.bool)])
+@pytest.mark.parametrize("name", [
+    "masked_fill", "fill", "set", "full", "tensor", "threshold", "where", "both", "clamp", "sum", "alpha", "value"])
 def test_a_number_that_no_integer_of_the_dtype_is_is_refused_as_in_eager(name, numbers, dtype):
     f = {**FILLINGS, "masked_fill": lambda x, s: x.masked_fill(x > 2, s), "tensor": lambda x, s: torch.tensor(s, dtype=x.dtype),
          "threshold": lambda x, s: F.threshold(x, 1, s), "where": lambda x, s: torch.where(x > 1, x, s),
-         "clamp": lambda x, s: x.clamp(s)}[name]
+         "both": lambda x, s: torch.where(x > 1, s, 2.5), "alpha": lambda x, s: torch.add(x, x, alpha=s),
+         "value": lambda x, s: torch.addcmul(x, x, x, value=s), "clamp": lambda x, s: x.clamp(s)}[name]
     fast = minicompile.compile(f)
     for s in numbers:
         if name == "clamp" and s != s:                  # PyTorch 2.11 leaves integers as they are

@@ -28,6 +28,7 @@ from ..errors import Unsupported
 from .fake import FakeTensor, storage_key
 from .layouts import length_of
 from .operators import NAMESPACES, leaves, owner_of, run_on_fakes
+from .refusals import what_kernels_see
 from .rules.operators import FLOATS_ARE_DATA, STRIDED
 from .shapes import IN_NUMBERS, SizeNode, expr_of
 
@@ -63,15 +64,16 @@ def _check_alone(first, others) -> None:
 # %% [markdown]
 # The *question* is a tuple that can be a key of a dictionary. `asked` says what of an argument belongs into it. A tensor is its
 # shape, strides, offset, dtype and device; which tensor it is, is not asked. A number that the operator treats as data
-# (`FLOATS_ARE_DATA`) is only "a float", so that a learning rate of another step is the same question. A symbolic size is its
-# expression, since the object is another each time. What could answer in another way next time raises `NotKept`, and the operator runs.
+# (`FLOATS_ARE_DATA`) is only "a float", so that a learning rate of another step is the same question, and the dtypes that it fits: what
+# does not fit may be refused. A symbolic size is its expression, since the object is another each time. What could answer in another way
+# next time raises `NotKept`, and the operator runs.
 
 # %%
 def asked(x, floats: bool, symbols: bool = True):
     """What an answer may depend on, of one argument. floats: whether the values of floats are none of it. symbols: may sizes be such?"""
     kind = type(x)
     if floats and (kind is float or kind is torch.SymFloat):
-        return float
+        return float if kind is torch.SymFloat else what_kernels_see(x)
     if kind is FakeTensor and not (x.dtype.is_complex or x.meta.is_neg()):
         meta = x.meta
         form = meta.shape, meta.stride(), meta.storage_offset()

@@ -80,7 +80,7 @@ def check_with_kernel(func, kwargs, flat, spec) -> None:
         len({storage_key(t) for t in fakes}) < len(set(map(id, fakes))) or any(
             stride == 0 and size > 1 for sizes, strides, _ in forms for size, stride in zip(sizes, strides)))
     empty = [0 in sizes for sizes, _, _ in forms]
-    kinds = [x if shaped and type(x) is int else _kind_of(x) for x in flat]
+    kinds = [x if shaped and type(x) is int else what_kernels_see(x) for x in flat]
     key = (func, tuple(kwargs), tuple(kinds), on_cpu, torch.are_deterministic_algorithms_enabled(),
            tuple([sizes for sizes, _, _ in forms] if shaped else empty))
     if not shared and key in _ACCEPTED:
@@ -108,7 +108,7 @@ def _is_derivative(func) -> bool:
     return func._schema.name.endswith("_backward")
 
 
-def _kind_of(x):
+def what_kernels_see(x):
     """What a refusal can depend on: of a tensor its dtype, of a number its type and into what it fits, of anything else (flags, names)
     all of it."""
     if isinstance(x, torch.Tensor):

@@ -16,7 +16,6 @@
 # %%
 import enum
 import keyword
-import math
 import operator
 import types
 
@@ -173,7 +172,7 @@ def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
         target = torch.pow              # in the text of a graph, `-2.0 ** x` is -(2.0 ** x)
     fakes = []
     fake_args, fake_kwargs = fake_of(fx_args, fakes), fake_of(fx_kwargs, fakes)
-    if does_not_fit((*fake_args, *fake_kwargs.values()), fakes, target, name):
+    if does_not_fit(fake_args, fake_kwargs, fakes, target, name):
         return emit(tx, target, [*map(specialize, args)], {k: specialize(v) for k, v in kwargs.items()})
     before = [f._version for f in fakes]
     check_operands(tx, name, fakes)
@@ -195,10 +194,14 @@ def emit(tx: Tracer, target, args, kwargs=None) -> AbstractValue:
     return wrap_result(tx, node, result)
 
 
-def does_not_fit(args, tensors: list, target, name: str) -> bool:
-    """Is a number that varies too large for the dtype of a tensor beside it? A kernel may refuse to convert it (`x.fill_(1e300)`), so it is
-    taken for a constant, whose fit is asked (`refusals.py`). That it fits is a guard. Most operators of Python convert whatever it is, and
-    of what gives integers only what fills refuses any."""
+def does_not_fit(args, kwargs, tensors: list, target, name: str) -> bool:
+    """Is a number that varies too large for the dtype of a tensor beside it? A kernel may refuse to convert it (`x.fill_(1e300)`), or a
+    factor (`alpha`), so it is taken for a constant, whose fit is asked (`refusals.py`). That it fits is a guard. Most operators of Python
+    convert whatever it is, and of what gives integers only what fills refuses any. Beside integers a float has the default dtype."""
+    factors = [kwargs[k] for k in ("alpha", "beta", "value") if type(kwargs.get(k)) is torch.SymInt]
+    if factors and not all(t.dtype is not torch.bool and are_of(t.dtype, factors, ()) for t in tensors):
+        return True
+    args = (*args, *kwargs.values())
     floats = [x for x in args if type(x) is torch.SymFloat]
     if name in FILLS or name in FILLS_WITH_INTEGERS:
         dtypes = [x for x in args if type(x) is torch.dtype] + [t.dtype for t in tensors]
@@ -207,8 +210,9 @@ def does_not_fit(args, tensors: list, target, name: str) -> bool:
             return True
     if not floats or getattr(target, "__module__", None) == "_operator" and target not in (operator.pow, operator.ipow, operator.setitem):
         return False
-    dtypes = {t.dtype for t in tensors} | {x for x in args if type(x) is torch.dtype} or {get_default_dtype()}
-    largest = min([torch.finfo(d).max for d in dtypes if d.is_floating_point or d.is_complex], default=math.inf)
+    dtypes = {t.dtype for t in tensors} | {x for x in args if type(x) is torch.dtype}
+    floating = [d for d in dtypes if d.is_floating_point or d.is_complex] or [get_default_dtype()]
+    largest = min(torch.finfo(d).max for d in floating)
     return largest < FLOAT64.max and not all(abs(x) <= largest for x in floats)
 
 

@@ -119,7 +119,7 @@ def check_exponents(func, x, exponents) -> None:
 
 @REFUSALS.of(aten.pow.Tensor_Scalar, aten.pow_.Scalar)
 def check_exponent(func, x, exponent) -> None:
-    """A kernel on a GPU converts the exponent to the dtype of the result, as one on a CPU does, which is asked."""
+    """A kernel on a GPU converts the exponent to the dtype of the result, as one on a CPU that fills does, which is asked."""
     if x.device.type != "cuda" or type(exponent) not in (int, float):
         return
     dtype = torch.result_type(x.meta, exponent)

@@ -109,6 +109,8 @@ def add(a, b, alpha=1):
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return aten.add.Tensor(a, _scaled(b, alpha))
     dtype = promoted(a, b)
+    if dtype is torch.bool:
+        return aten.add.Tensor(a, b) if alpha else a             # -1 is a truth value, too
     return aten.add.Tensor(widen(a.to(dtype)), _scaled(widen(b.to(dtype)), alpha)).to(dtype)
 
 
