@@ -35,6 +35,7 @@ import torch
 
 from ..ch02_guards.identity import is_a
 from ..ch02_guards.sources import ConstantSource, DictGetSource, NthSource, Source
+from .effects import effect_free
 from .exceptions import user_error
 from .lookup import captures, lookup, native_new, python_method
 from .tracer import call, constant_source, guard, unsupported
@@ -62,9 +63,9 @@ def key_of_real(tx, key, source=None):
 
 # %% [markdown]
 # The rest are keys that are not that simple. An object with a `__hash__` and an `__eq__` of its own is a key whose
-# hash must be computed by the program's code, so `value_key` asks it, by tracing the call. `key_of` gives the key
-# of a value of the trace, for a subscript such as `d[k]`. Here constants, tuples and real objects are their own
-# keys, and what the trace has made itself is a key by identity. `value_of_key` is the way back: a key knows its value, or `wrap`
+# hash must be computed by the program's code, so `value_key` asks it, by tracing the call: more often than Python would, so it may change
+# nothing. `key_of` gives the key of a value of the trace, for a subscript such as `d[k]`. Here constants, tuples and real objects are
+# their own keys, and what the trace has made itself is a key by identity. `value_of_key` is the way back: a key knows its value, or `wrap`
 # finds it (`stand_for`).
 
 # %%
@@ -75,7 +76,8 @@ def hashes_by_identity(cls) -> bool:
 def value_key(tx, value) -> ByValue:
     """The key for an object with a hash and an equality of its own, which are asked as a program would."""
     def ask(function, *args):
-        return call(tx, wrap(tx, function), args)
+        with effect_free(tx, "a __hash__ or __eq__ of a key"):
+            return call(tx, wrap(tx, function), args)
 
     def equal(value, key):
         other = value_of_key(tx, key)

@@ -2084,3 +2084,28 @@ def operated(symbol, inplace):
 for _symbol, _operands in OPERANDS:
     for _inplace in (False, True):
         program(operated(_symbol, _inplace), breaks=True, args=_operands)
+
+
+ASKED = []
+
+
+class CountedKey:
+    def __init__(self, n):
+        self.n = n
+
+    def __hash__(self):
+        ASKED.append("hash")
+        return self.n
+
+    def __eq__(self, other):
+        ASKED.append("eq")
+        return self.n == other.n
+
+
+@program(breaks=True)
+def a_key_is_hashed_as_often_as_in_python(x):
+    ASKED.clear()
+    key, table = CountedKey(1), {}
+    table[key] = 2
+    found = [table[key], table.get(CountedKey(1)), key in table, table.setdefault(key, 3), table.pop(key)]
+    return x + 1, found, {key: 1}[key], list(ASKED)
