@@ -122,7 +122,9 @@ def call_now(tx, function, again):
 
 
 def calling_in_mode(enabled: bool, function, /, *args, **kwargs):
-    with contextlib.nullcontext() if is_grad_enabled() == enabled else torch.set_grad_enabled(enabled):
+    if is_grad_enabled() == enabled:
+        return function(*args, **kwargs)
+    with torch.set_grad_enabled(enabled):
         return function(*args, **kwargs)
 
 
