@@ -102,7 +102,7 @@ def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -
     nest = child(function, outer)
     inner = child(child(nest, ()), (lane,))
     tabulate(e, function, nest, lane, outer)
-    e.interior = interior(e, lane, outer) if block is None and not atomic else None
+    e.interior = interior(e, function, nest, lane, outer) if block is None and not atomic else None
     for value in e.interior.inside if e.interior else ():
         if value in nest.names:
             nest.names[value] = f"(inside ? {e.interior.inside[value]} : {nest.names[value]})"

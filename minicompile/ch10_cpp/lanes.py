@@ -130,29 +130,37 @@ def read_ahead(e: Emitter, scope: Scope, loads: Iterable[Value], lane: Symbol, f
 # `inside` false; in the first the conditions are constants, and g++ drops them. What else guards a load, such as whether
 # the row of the window is inside, has to hold as well: where it does not, the whole row is an end. A
 # padding by reflection takes a third of the time, a pool over sequences a twentieth.
+#
+# Where sizes vary, present ones say what conditions are inside and by how much positions move on, and the function itself looks for the
+# lanes of which that is true, from the middle of the row to both sides, before its loops (`find_inside`): what it finds is right for any
+# sizes. Of the length of such a row g++ knows nothing, and vectors of a whole register would leave up to 63 bytes to be moved one by one.
+# So what is only moved is copied at once (`moved_at_once`), and g++ decides by itself how wide the vectors of another inside are. A
+# padding of 112 columns of bytes takes a fifth of the time.
 
 # %%
-def interior(e: Emitter, lane: Symbol, outer: Iterable[Symbol]) -> Interior | None:
+def interior(e: Emitter, function: Scope, nest: Scope, lane: Symbol, outer: Iterable[Symbol]) -> Interior | None:
     """Where in a row conditions and positions are as in its middle, if that is most of it."""
-    rows, size = product(v.size for v in outer), lane.size
-    if not isinstance(size, int) or not 8 <= size <= LONGEST_TABLE or isinstance(rows, int) and rows < 4:
+    rows, size = present(product(v.size for v in outer)), present(lane.size)
+    if not 8 <= size <= LONGEST_TABLE or rows < 4:
         return None
     needed = behind(e.graph.stores, lambda v: v.op != "indirect" or v.dims != {lane})
     positions = [v for v in e.graph.values if v.op == "indirect" and v.dims == {lane}]
     chosen = [v for v in needed if v.dtype is torch.bool and v.dims == {lane}] + positions
     steps = body_of(chosen)
-    here = {lane, *e.graph.symbols}
-    if not chosen or any(v.op in ("load", "philox") or v.op == "index" and not symbols(v.args[0]) <= here for v in steps):
+    sizes = {s for v in steps if v.op in ("index", "indirect") for s in symbols(v.args[-1])} - {lane, *e.graph.symbols}
+    varies = bool(sizes) or not isinstance(lane.size, int)
+    if not chosen or any(v.op in ("load", "philox") for v in steps) or any(s.real for s in sizes) or varies and any(
+            v not in nest.names for v in positions):
         return None
     try:
-        found = replay(steps, GridHandler({}, {lane.name: torch.arange(size)}, (size,), 1).step)
+        found = replay(steps, GridHandler({}, {lane.name: torch.arange(size), **{s.name: s.hint for s in sizes}}, (size,), 1).step)
     except IndexError:
         return None
-    inside, steady, middle = {}, torch.ones(size, dtype=torch.bool), size // 2
+    inside, moves, steady, middle = {}, {}, torch.ones(size, dtype=torch.bool), size // 2
     for v in chosen:
         all_lanes = found[v].broadcast_to(size)
         if v.op == "indirect":
-            step = (all_lanes[middle + 1] - all_lanes[middle]).item()
+            moves[v] = step = (all_lanes[middle + 1] - all_lanes[middle]).item()
             all_lanes = all_lanes - step * torch.arange(size)
         there = all_lanes[middle].item()
         steady &= all_lanes == there
@@ -167,16 +175,38 @@ def interior(e: Emitter, lane: Symbol, outer: Iterable[Symbol]) -> Interior | No
     narrow = any(e.kernel.buffers[s.buffer].dtype.itemsize < 4 for s in e.graph.stores)
     if many_ends and not narrow and not positions and all(along_lane(e, load.index, lane) == 1 for load in guarded):
         return None
-    guards = []
+    guards, masks = [], {}
     for load in guarded:
         terms = conjuncts(load.mask)
         holds = all(inside.get(t) == "true" for t in terms if lane in t.dims)
         if holds:
             guards += [t for t in terms if lane not in t.dims]
-            inside[load.mask] = "true"
+            masks[load.mask] = "true"
         elif not any(inside.get(t) == "false" for t in terms):
             return None
-    return Interior(begin, end, inside, sorted(set(guards), key=in_order))
+    if varies:
+        begin, end = find_inside(e, function, nest, lane, inside, moves)
+    return Interior(begin, end, inside | masks, moves, sorted(set(guards), key=in_order))
+
+
+def find_inside(e: Emitter, function: Scope, nest: Scope, lane: Symbol, inside: dict[Value, str],
+                moves: dict[Value, int]) -> tuple[str, str]:
+    """Make `function` find the inside, if sizes vary, and return its names. moves: by how much the positions in `inside` move on."""
+    loop, size, tests = child(function, (lane,)), f"({size_text(lane.size)})", []
+    loop.names |= {v: text for v, text in nest.names.items() if v.dims == {lane}}
+    for value in inside:
+        text = get(e, value, loop)
+        if value in moves:
+            first, table = fresh(e, "first"), nest.names[value].partition("[")[0]
+            function.lines.append(f"const int64_t {first} = {size} > 0 ? {table}[{size} / 2] - {moves[value]} * ({size} / 2) : 0;")
+            inside[value] = f"{to_text(moves[value] * lane.expr)} + {first}"
+        tests.append(f"{text} == {inside[value]}")
+    as_there, begin, end = fresh(e, "same"), fresh(e, "begin"), fresh(e, "end")
+    function.lines += [f"const auto {as_there} = [&](const int64_t {lane.name}) {{", *("  " + line for line in loop.lines),
+                       f"  return {' && '.join(tests)};", "};", f"int64_t {begin} = {size} / 2, {end} = {begin};",
+                       f"while ({begin} > 0 && {as_there}({begin} - 1)) {begin}--;",
+                       f"while ({end} < {size} && {as_there}({end})) {end}++;"]
+    return begin, end
 
 
 def conjuncts(condition: Value) -> list[Value]:
@@ -186,14 +216,36 @@ def conjuncts(condition: Value) -> list[Value]:
 
 def close_interior(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol) -> None:
     """Put the lane loop `inner` into a function of a range, and its calls into the scope around."""
-    around, found, size = inner.parent, e.interior, lane.size
+    around, found, size = inner.parent, e.interior, size_text(lane.size)
     holds = " && ".join(get(e, v, around) for v in found.rows)
     begin, end = (f"{holds} ? {k} : {size}" if holds else k for k in (found.begin, found.end))
-    close(inner, [*pragma, for_(lane.name, "to", "from")])
+    varies = isinstance(found.begin, str)
+    copy = moved_at_once(e, child(around.parent, (lane,)), lane) if varies else []
+    close(inner, [*([] if varies else pragma), for_(lane.name, "to", "from")])
     around.parent.lines += [
-        *inlined(e, "const int64_t from, const int64_t to, const bool inside", around.lines),
+        *inlined(e, "const int64_t from, const int64_t to, const bool inside", copy + around.lines),
         f"const int64_t begin = {begin}, end = {end};", "run(begin, end, true);",
         for_("side", "2") + f" run(side ? end : 0, side ? {size} : begin, false);"]
+
+def moved_at_once(e: Emitter, scope: Scope, lane: Symbol) -> list[str]:
+    """Lines that copy the inside of a row at once, if all that happens there is that numbers which lie side by side are moved."""
+    found, store = e.interior, e.graph.stores[0]
+    value = store.value
+    while value.op == "where" and value.args[0] in found.inside:
+        value = value.args[1 if found.inside[value.args[0]] == "true" else 2]
+    if len(e.graph.stores) > 1 or store.mode or store.mask is not None or value.op != "load" or value.buffer == store.buffer:
+        return []
+    buffers, moved = e.kernel.buffers, {s: found.moves[v] * lane.expr for s, v in e.graph.symbols.items() if v in found.moves}
+    others = {s for access in (value, store) for s in symbols(substitute(access.index, moved) - lane.expr)}
+    if buffers[value.buffer].dtype is not buffers[store.buffer].dtype or not (
+            value.mask is None or found.inside.get(value.mask) == "true") or any(
+            s is lane or s in e.graph.symbols and lane in e.graph.symbols[s].dims for s in others):
+        return []
+    source, target = (f"&{e.pointers[access.buffer]}[{index_text(e, access.index, scope)}]" for access in (value, store))
+    copy = f"  if (from < to) __builtin_memmove({target}, {source}, (to - from) * sizeof({memory_type(value.dtype)}));"
+    return ["if (inside) {", *(f"  {line}" for line in (f"const int64_t {lane.name} = from;", *scope.lines)),
+            *of_loop(e, store.loop, copy), "  return;", "}"]
+
 
 # %% [markdown]
 # ## Halves, sixteen at a time

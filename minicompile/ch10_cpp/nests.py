@@ -68,9 +68,10 @@ class Scope:
 class Interior:
     """Where in a row what depends on the lane is as in the middle of the row (`lanes.py`)."""
 
-    begin: int
-    end: int
+    begin: int | str                # a name if sizes vary
+    end: int | str
     inside: dict[Value, str]        # what conditions and positions are there
+    moves: dict[Value, int]         # by how much positions move on
     rows: list[Value]               # conditions that have to hold
 
 

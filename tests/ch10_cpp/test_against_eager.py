@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
+from minicompile import logs
 from minicompile.ch10_cpp.lanes import WIDE
 
 from .pipeline import compile_cpp
@@ -700,6 +701,25 @@ def test_rows_of_sizes_that_vary(dtype):
     for n, height, width in ((2, 9, 12), (3, 4, 40), (2, 3, 5000), (8, 33, 3)):
         x = rand(n, 3, height, width).to(dtype)
         torch.testing.assert_close(images_of(x), images(x), **close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.float64])
+def test_the_inside_of_rows_whose_sizes_vary(dtype, monkeypatch):
+    """It is found when the function runs: for sizes other than the first ones, without an inside, and for rows that there are none of."""
+    def padded(x):
+        return (F.pad(x, (2, 1, 1, 3)), F.pad(x, (2, 3, 0, 1)) * 2, F.pad(x, (-1, 2, 1, 0)), x.flip(-1)[..., 1:],
+                *(f(F.pad(x, (1, 2, 2, 1), mode=mode)) for mode in ("reflect", "replicate") for f in (torch.clone, torch.neg)))
+
+    sources = []
+    monkeypatch.setattr(logs, "watchers", [lambda kind, **data: sources.extend(data["compiled"].sources if kind == "schedule" else [])])
+    for first in ((2, 3, 9, 600), (2, 3, 20, 30)):
+        compiled = minicompile.compile(padded, backend="cpp", fullgraph=True, dynamic=True)
+        for shape in (first, (2, 4, 10, 12), (2, 3, 3, 4), (2, 2, 7, 1100), (3, 2, 4, 3), (2, 2, 5, 33), (2, 3, 4, 5000)):
+            x = (rand(*shape) * 20).to(dtype)
+            for ours, eager in zip(compiled(x), padded(x), strict=True):
+                assert torch.equal(ours, eager)
+        minicompile.reset()
+    assert any("run(begin, end, true)" in s.code and "__builtin_memmove" in s.code and "while (begin" in s.code for s in sources)
 
 
 def test_columns_of_sizes_that_vary():

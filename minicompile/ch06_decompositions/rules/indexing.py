@@ -302,7 +302,8 @@ def _repeated(size, before, after, like):
 def _padding(name: str, source) -> None:
     @decomposition(name, complex=True)
     def pad(x, padding):
-        if 0 in x.shape or not all(isinstance(s, int) for s in x.shape):
+        varies = not all(isinstance(s, int) for s in x.shape)       # halves in an inside of unknown length are converted one by one
+        if varies and x.element_size() < 4 or any(isinstance(s, int) and s == 0 for s in x.shape):
             return NotImplemented
         at: list = [None] * x.dim()
         padded = [d for d in range(len(padding) // 2) if any(padding[2 * d:2 * d + 2])]
