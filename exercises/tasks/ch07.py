@@ -58,9 +58,8 @@ as small as possible.""", hints=[
     "What has to be true of the products of two pieces that belong together? Which side has to grow while it is not?",
     "Keep two positions and two products. A group begins with one dim from each side; while the products differ, the side with the "
     "smaller one takes its next dim. Mind what is left at the end: dims of size 1.",
-    "A symbolic size can be compared for equality, but not with <: so before you ask which product is smaller, see that both are ints. "
-    "If one is not, the whole answer is a single group with all dims of both sides. Where one side has no dims left, the other one "
-    "grows."])
+    "A symbolic size can be compared for equality, but not with <: so instead of asking which product is smaller, try pairs of ends, the "
+    "nearest first. A pair is right if the products since the begin of the group are equal, or those of all that follows."])
 
 
 def reshapes(*pairs):

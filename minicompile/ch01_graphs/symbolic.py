@@ -113,7 +113,7 @@ def _atom_key(atom: Atom):
 # `terms` is a dictionary from a product, which is a sorted tuple of atoms, to its coefficient. The empty
 # product does not occur; its coefficient is `const`. Adding two expressions adds coefficients with equal keys
 # and drops those that became 0, so two expressions that are equal as polynomials have equal dictionaries. A quotient and a
-# remainder that make up their numerator, `8*(x // 8) + x % 8`, become it again. The
+# remainder that make up their numerator, `8*(x // 8) + x % 8` or `(x // s0)*s0*s1 + (x % s0)*s1`, become it again. The
 # operators of Python call the functions below, which also accept plain integers.
 
 # %%
@@ -153,11 +153,13 @@ class Expr:
 def _make(terms: dict, const: int) -> Int:
     terms = {t: c for t, c in terms.items() if c}
     for term, c in terms.items():
-        if len(term) == 1 and isinstance(rest := term[0], Mod):
-            quotient = (FloorDiv(rest.numerator, rest.divisor),)
-            if isinstance(rest.divisor, int) and terms.get(quotient) == c * rest.divisor:
-                others = {t: n for t, n in terms.items() if t not in (term, quotient)}
-                return add(_make(others, const), mul(rest.numerator, c))
+        for rest in term:
+            if isinstance(rest, Mod) and len(divisor := _terms(rest.divisor)) == 1:
+                ((atoms, n),), others = divisor, _without(term, [rest])
+                quotient = tuple(sorted((*others, FloorDiv(rest.numerator, rest.divisor), *atoms), key=_atom_key))
+                if terms.get(quotient) == c * n:
+                    left = {t: k for t, k in terms.items() if t not in (term, quotient)}
+                    return add(_make(left, const), mul(_of_terms({others: c}), rest.numerator))
     return Expr(terms, const) if terms else const
 
 

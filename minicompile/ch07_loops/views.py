@@ -11,8 +11,10 @@
 # neighbours: where the first lies is the offset, and how far away the next one along a dimension is, its stride.
 
 # %%
+import itertools
+
 from ..ch01_graphs.layouts import contiguous_strides
-from ..ch01_graphs.symbolic import floordiv, mod
+from ..ch01_graphs.symbolic import floordiv, mod, product
 from .ir import Layout
 from .lazy import Lazy, Lowering, linear, make_view, sizes_of
 from .table import lowering
@@ -50,31 +52,23 @@ def broadcast(g: Lowering, x: Lazy, *_) -> Lazy:
 # A reshape keeps the order of elements. Going through the flat position always works, but leaves divisions by
 # sizes in every index. Most reshapes only split or merge neighbouring dims, so old and new dims are first cut
 # into groups with equal products: `[8, 12, 64] -> [96, 8, 8]` is `[8, 12] -> [96]` and `[64] -> [8, 8]`.
-# Splitting a dim needs no division in the index; merging dims needs one per dim, inside the group only.
+# Splitting a dim needs no division in the index; merging dims needs one per dim, inside the group only. Sizes that vary can be
+# asked whether they are equal, not which is less, so an end of a group is looked for among all, the nearest first.
 
 # %% tags=["exercise:dim-groups"]
 def dim_groups(old, new) -> list[tuple[list[int], list[int]]]:
     """Neighbouring dims of `old` and `new` whose products agree, as small as can be told: [(positions in old,
     positions in new)], in order, with every dim in exactly one group. Sizes are positive and have the same
     product. A dim of size 1 may be in either of the groups next to it, or in one of its own, where the other
-    list may be empty. If a symbolic size has to be compared with a different one, everything is one group."""
+    list may be empty. Of symbolic sizes a group ends where the products since its begin are the same expression, or those of all that
+    follows."""
     groups, i, j = [], 0, 0
     while i < len(old) or j < len(new):
-        left, right, a, b = [], [], 1, 1
-        if i < len(old):
-            left, a, i = [i], old[i], i + 1
-        if j < len(new):
-            right, b, j = [j], new[j], j + 1
-        while a != b:
-            if not isinstance(a, int) or not isinstance(b, int) or i == len(old) and j == len(new):
-                return [(list(range(len(old))), list(range(len(new))))]
-            if i < len(old) and (a < b or j == len(new)):
-                left.append(i)
-                a, i = a * old[i], i + 1
-            else:
-                right.append(j)
-                b, j = b * new[j], j + 1
-        groups.append((left, right))
+        ends = itertools.product(range(min(i + 1, len(old)), len(old) + 1), range(min(j + 1, len(new)), len(new) + 1))
+        k, m = next((k, m) for k, m in sorted(ends, key=sum)
+                    if product(old[i:k]) == product(new[j:m]) or product(old[k:]) == product(new[m:]))
+        groups.append((list(range(i, k)), list(range(j, m))))
+        i, j = k, m
     return groups
 
 

@@ -108,6 +108,7 @@ def test_flatten_and_unflatten_cancel():
     assert (flat // 8) // 8 == i
     s, x = S0.expr, i + j + S0.expr
     assert 3 * (x // 8) * 8 + 3 * (x % 8) + s == 3 * x + s and add(x % 8, 8 * s * (x // 8)) != x
+    assert (x % s) * s + (x // s) * s * s == x * s and (x % (2 * s)) * i + 2 * (x // (2 * s)) * s * i == x * i
     inner = Symbol("k", S0.expr).expr
     symbolic = S0.expr * i + inner
     assert (symbolic // S0.expr, symbolic % S0.expr) == (i, inner)

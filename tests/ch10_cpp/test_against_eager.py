@@ -722,6 +722,24 @@ def test_the_inside_of_rows_whose_sizes_vary(dtype, monkeypatch):
     assert any("run(begin, end, true)" in s.code and "__builtin_memmove" in s.code and "while (begin" in s.code for s in sources)
 
 
+def test_views_of_sizes_that_vary_leave_no_division_by_them(monkeypatch):
+    """Where dims are split and merged beside others that vary, and where all dims that were split come together again."""
+    def shuffled(x):
+        n, c, h, w = x.shape
+        return (F.pixel_shuffle(x, 2) * 2, x.view(n, c, h * w).view(n, c, h, w) + 1, x.view(n, 2, c // 2, h * w).sum(2),
+                x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h * w).exp())
+
+    sources = []
+    monkeypatch.setattr(logs, "watchers", [lambda kind, **data: sources.extend(data["compiled"].sources if kind == "schedule" else [])])
+    compiled = minicompile.compile(shuffled, backend="cpp", fullgraph=True)
+    for n, h, w in ((2, 10, 13), (3, 20, 7), (4, 5, 40), (2, 3, 2)):
+        x = rand(n, 8, h, w)
+        for ours, eager in zip(compiled(x), shuffled(x), strict=True):
+            torch.testing.assert_close(ours, eager)
+    varying = [s.code for s in sources if "sizes[0]" in s.code]
+    assert varying and not [c for c in varying if re.search(r"% \(*[^()]*\bs\d", c)]
+
+
 def test_columns_of_sizes_that_vary():
     """Their arrays are on the stack: no longer than a number says, whatever the call that is compiled has."""
     def columns(x):
