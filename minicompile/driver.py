@@ -160,7 +160,8 @@ def note_missing_gpu(backend: str) -> None:
 # they make up for the node (`NODE`). What the library computes takes as long in both, unless calls of it were merged. The calls are
 # counted as primitives, because what eager does in one call may be much: a `gelu` costs it as much as ten additions. `F.normalize` has
 # eighteen, forward and backward, which become two kernels, and those are faster at any size. A layer of an `nn.Linear` and a `relu` gains
-# two, so networks of up to two such layers are eager's. Without gradients there is no such node, and the kernel is what runs.
+# two, so networks of up to two such layers are eager's. Without gradients there is no such node, and the kernel is what runs, unless
+# eager makes fewer calls and one of ours is the library's: a product and a kernel that adds take twice as long as a small `torch.addmm`.
 #
 # Not all of eager's kernels on a CPU are good: average pooling takes twice as long as ours, `masked_fill` four times. But what a softmax,
 # a layer norm, a sum or a copy does is done there as fast as memory allows (`AS_FAST`). Where eager makes one such call for each of
@@ -200,7 +201,8 @@ def as_captured(gm: fx.GraphModule, joint: Joint, halves: list[Callable]) -> str
     primitives = sum(computes(n) and bool(n.all_input_nodes) for n in joint.gm.graph.nodes)
     libraries = Counter(step.op for step in launched if isinstance(step, Extern))
     as_fast = all(op in AS_FAST or op in libraries for op in joint.calls)
-    few = joint.gradients and (min(joint.calls.total(), primitives - NODE) <= len(launched) or as_fast and joint.calls.total() <= FEW_CALLS)
+    few = min(joint.calls.total(), primitives - NODE) <= len(launched) or as_fast and joint.calls.total() <= FEW_CALLS
+    few = few if joint.gradients else libraries and joint.calls.total() < len(launched)
     alike = joint.calls.total() <= len(launched) and as_fast
     buffers = [k.buffers[name] for k in launched if isinstance(k, Kernel) for name in k.tensors]
     limit, largest = 1 << 20 if alike else 1 << 14, max((product(b.layout.size) for b in buffers), key=present, default=0)
@@ -223,7 +225,8 @@ def as_captured(gm: fx.GraphModule, joint: Joint, halves: list[Callable]) -> str
             return None
         envs[0].decide("le", largest, limit)
     if kernels or calls > compiled:
-        return f"its kernels are small, and eager's {joint.calls.total()} calls would be {len(launched)} compiled, and a node of autograd"
+        node = ", and a node of autograd" if joint.gradients else ""
+        return f"its kernels are small, and eager's {logs.count(joint.calls.total(), 'call')} would be {len(launched)} compiled{node}"
     return f"no kernel is generated for it, and its {logs.count(calls, 'call')} would be {logs.count(compiled, 'library call')} compiled"
 
 

@@ -282,6 +282,7 @@ def broken(x):
 MANY = [3, 1, 2]
 PLAIN = {"one call": (lambda x: x.sort(), {}, True), "a few": (lambda *values: values[0] @ values[0] @ values[0], {}, True),
          "sizes that vary": (lambda x: x @ x, {"dynamic": True}, True), "of the library": (torch.matrix_exp, {}, True),
+         "fewer calls than launches": (lambda x: torch.addmm(x, x, x), {}, True), "as many": (lambda x: (x @ x).relu(), {}, False),
          "much Python": (turns, {}, False), "more than the graph": (lambda x: x @ x if sorted(MANY)[0] else x, {}, False),
          "a module": (torch.nn.Linear(4, 4), {}, False), "a kernel": (torch.sin, {}, False),
          "a break": (broken, {}, False), "another rung": (lambda x: x.sort(), {"backend": "aot_eager"}, False)}
