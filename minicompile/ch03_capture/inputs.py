@@ -37,10 +37,10 @@ def placeholder_name(source: Source) -> str:
 
 # %% [markdown]
 # `wrap_tensor` does this for one tensor. First it refuses what no fake can stand for: subclasses, sparse and
-# quantized tensors, those that a transform of `torch.func` has wrapped, and one whose gradient has another form (`other_form`).
-# (A tensor without a source was made at compile time, and gets one in the entry's tuple of constants.) Then it decides which dimensions
-# vary, writes the guard on the metadata, with exactly these dimensions left open, and makes the fake, with a symbol in each of them.
-# The placeholder and the fake go into a `TensorVal`, and `of_fake` leads from a fake back to it, for whoever meets only the fake, as the
+# quantized tensors, those that a transform of `torch.func` has wrapped, one whose gradient has another form (`other_form`), and a view
+# of a tensor that has other memory by now. (A tensor without a source was made at compile time, and gets one in the entry's tuple of
+# constants.) Then it decides which dimensions vary, writes the guard on the metadata, with exactly these dimensions left open, and makes
+# the fake, with a symbol in each of them. The placeholder and the fake go into a `TensorVal`, and `of_fake` leads from a fake back to it, for whoever meets only the fake, as the
 # gradients of chapter 12 do. Marks of `mark_dynamic` with limits are asked about at the end, since a question about a symbol
 # is what makes a guard.
 
@@ -55,6 +55,8 @@ def wrap_tensor(tx, real, source):
         unsupported(tx, "a tensor that a transform of torch.func has wrapped")
     if real.requires_grad and other_form(real):
         unsupported(tx, "a tensor that was given memory of another shape or dtype, while its gradient has the old one")
+    if real._is_view() and real._base.layout is torch.strided and real._base.untyped_storage()._cdata != real.untyped_storage()._cdata:
+        unsupported(tx, "a view whose base was given other memory, and which gets a history where that gets one")
     if source is None:
         source = constant_source(tx, real)
     dynamic, steps = dynamic_dims(tx, real, source), dynamic_strides(tx, real, source)

@@ -64,9 +64,14 @@ def check_strided(tx: Tracer, name: str, fake, view, absolute: bool) -> None:
 # %% [markdown]
 # ## Writing
 #
-# A fake knows the views that the trace has taken. What it stands for may be a view itself, of a tensor that the trace has never seen.
+# A fake knows the views that the trace has taken, and what is done to the history of a tensor is done to theirs (`views_of`). What a fake
+# stands for may be a view itself, of a tensor that the trace has never seen.
 
 # %%
+def views_of(tx: Tracer, tensor) -> list:
+    return [v for v in tx.tensors.of_fake.values() if v.fake._base is tensor.fake]
+
+
 def guard_views(tx: Tracer, written) -> None:
     """`written`, a fake, was changed in place. It may be what `detach` made of an input that has a gradient, and that counts its
     versions with it."""

@@ -34,7 +34,7 @@ from ..ch01_graphs.graph import history_of
 from ..ch03_capture.calls import handles, inline_code
 from ..ch03_capture.iterate import unpack
 from ..ch03_capture.protocol import METHODS
-from ..ch03_capture.storage import taken_without_gradients
+from ..ch03_capture.storage import taken_without_gradients, views_of
 from ..ch03_capture.tensors import emit, finish_node, rename_tensor
 from ..ch03_capture.tracer import Tracer, call, location, unsupported
 from ..ch03_capture.values import NONE, AbstractValue, Const, ObjVal, TensorVal, TupleVal
@@ -197,7 +197,7 @@ def requires_grad_(tx, self, requires_grad=Const(value=True)):
     if self.real is None:
         node = tx.graph.call_method("requires_grad_", (self.node, requires_grad.value))
         finish_node(tx, node, self.fake)
-    elif self.fake._version != self.version and any(v.fake._base is self.fake for v in tx.tensors.of_fake.values()):
+    elif self.fake._version != self.version and views_of(tx, self):
         # Autograd gives a view a history that is older than the last write. Behind a break it would be a new view
         raise SkipFrame("Tensor.requires_grad_() of an input that the graph has written to, and has views of", location(tx))
     elif self.node.users or self.node.op != "placeholder" or self.real._is_view() or self.source is None:
@@ -214,7 +214,7 @@ def detach_(tx, self):
     of the tensor keeps its history until one of them is written to, and then has none."""
     if self.real is not None or self.fake._is_view() or self in autograd(tx).retained or self in autograd(tx).hooks or tx.outer is not None:
         unsupported(tx, "Tensor.detach_() of an input or a view, or of a tensor with hooks")
-    if self.fake.requires_grad and any(v.fake._base is self.fake and v.fake.requires_grad for v in tx.tensors.of_fake.values()):
+    if self.fake.requires_grad and any(v.fake.requires_grad for v in views_of(tx, self)):
         unsupported(tx, "Tensor.detach_() of a tensor that has views with a history")
     if self.fake.requires_grad:
         rename_tensor(tx, self, emit(tx, "detach", [self]))

@@ -7,9 +7,10 @@
 # function makes the assignment. What `x` was before, its *former* self, stays where it is: views that were taken of it keep its numbers.
 #
 # Two things of a tensor survive the assignment, which is why it is taken only where they do not matter. A view stays a view of
-# its base, and what has a history keeps it; these, and memory of another form, are graph breaks. And a derivative that has saved the
-# tensor itself finds the new numbers there, as eager's does, while a graph computes with the old ones (`refuse_former`; where the
-# assignment is a break, no graph is left that could: `is_saved`).
+# its base, and what has a history keeps it; these, and memory of another form, are graph breaks. A view of what the tensor was gets
+# a history if the tensor gets one later: that is left to eager (`refuse_former`). And a derivative that has saved the tensor itself
+# finds the new numbers there, as eager's does, while a graph computes with the old ones (`refuse_former`; where the assignment is a
+# break, no graph is left that could: `is_saved`).
 #
 # Often nothing is taken away: a masked layer does `weight.data *= mask`, and Python ends that line by assigning what it has read
 # from `weight.data` (`show_the_same`).
@@ -23,6 +24,7 @@ from ..ch01_graphs.fake import storage_key
 from ..ch01_graphs.graph import known_history
 from ..ch02_guards.sources import CallSource
 from ..ch03_capture.epilogue import AHEAD, ENDINGS, expression, output_text, pool, refuse_to_leave
+from ..ch03_capture.storage import views_of
 from ..ch03_capture.tensors import TENSOR_ATTRIBUTES, emit, rename_tensor
 from ..ch03_capture.tracer import Tracer, call, location, notes_of, unsupported
 from ..ch03_capture.values import AbstractValue, MethodName, TensorVal, const, describe
@@ -108,6 +110,9 @@ def on_former(tx: Tracer, history) -> TensorVal | None:
 def refuse_former(ep) -> list[str]:
     """A graph that leaves a history may have saved an input. So it gets one that keeps its memory. And an assignment brings no history."""
     tx, notes = ep.tx, notes_of(ep.tx, Memories)
+    for tensor, former in notes.former.values():
+        if tensor.fake.grad_fn is not None and views_of(tx, former):
+            raise SkipFrame(f"{describe(tensor)}, whose attribute data was set, got a history, and with it views of it", location(tx))
     for tensor in notes.given:
         if tensor.source is not None and tensor.fake.grad_fn is not None:
             refuse_to_leave(ep, "a tensor whose attribute data was set, and that has a history since", tensor)

@@ -397,6 +397,25 @@ def test_the_memory_that_a_tensor_has_is_no_other(backend, way):
             assert p._version == q._version
 
 
+@pytest.mark.parametrize("backend", RUNGS)
+@pytest.mark.parametrize("given", [False, True])
+def test_a_view_of_the_former_memory_gets_the_history_of_its_base(backend, given):
+    def f(x, y):
+        y = y if given else torch.ones(3, 2)
+        view = y.view(-1)
+        y.data = y.data * 0.5
+        y.add_(x)
+        return view * 2, view.requires_grad
+
+    found = []
+    for g in (f, minicompile.compile(f, backend=backend)):
+        x = torch.ones(3, 2, requires_grad=True)
+        out, requires_grad = g(x, torch.ones(3, 2))
+        out.sum().backward()
+        found.append((out.tolist(), requires_grad, x.grad is None or x.grad.tolist()))
+    assert found[0] == found[1]
+
+
 def test_a_transposition_of_the_memory_that_a_tensor_has_is_another_form():
     def turned(w, x):
         w.data = w.data.t()
