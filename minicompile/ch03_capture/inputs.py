@@ -40,9 +40,9 @@ def placeholder_name(source: Source) -> str:
 # quantized tensors, those that a transform of `torch.func` has wrapped, one whose gradient has another form (`other_form`), and a view
 # of a tensor that has other memory by now. (A tensor without a source was made at compile time, and gets one in the entry's tuple of
 # constants.) Then it decides which dimensions vary, writes the guard on the metadata, with exactly these dimensions left open, and makes
-# the fake, with a symbol in each of them. The placeholder and the fake go into a `TensorVal`, and `of_fake` leads from a fake back to it, for whoever meets only the fake, as the
-# gradients of chapter 12 do. Marks of `mark_dynamic` with limits are asked about at the end, since a question about a symbol
-# is what makes a guard.
+# the fake, with a symbol in each of them. The placeholder and the fake go into a `TensorVal`, and `of_fake` leads from a fake back to
+# it, for whoever meets only the fake, as the gradients of chapter 12 do. Marks of `mark_dynamic` with limits are asked about at the
+# end, since a question about a symbol is what makes a guard.
 
 # %%
 def wrap_tensor(tx, real, source):
