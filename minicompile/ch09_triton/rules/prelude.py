@@ -34,34 +34,16 @@ def multiply(a, b):
 #
 # The float version follows eager: take the exact remainder first, then divide what is left, which is close
 # to an integer, and round. In float32 `/` may be two roundings off, which is another integer where these lie far apart.
-#
-# Integers of 8 and 16 bits are divided as C does it, with 32 bits. A GPU divides by zero, too, and gives all ones; LLVM takes that for a
-# number of 8 bits and may go on with more of them, so that 255 became 65535 in a conversion to float.
 
 # %%
-def at_least_32_bits(x):
-    if x.dtype.primitive_bitwidth < 32:
-        return x.to(tl.int32)
-    else:
-        return x
-
-
-def int_truncdiv(a, b):
-    return (at_least_32_bits(a) // at_least_32_bits(b)).to(a.dtype)
-
-
-def int_fmod(a, b):
-    return (at_least_32_bits(a) % at_least_32_bits(b)).to(a.dtype)
-
-
 def int_floordiv(a, b):
-    quotient = at_least_32_bits(a) // at_least_32_bits(b)
+    quotient = a // b
     remainder = a - quotient * b
-    return tl.where((remainder != 0) & ((remainder < 0) != (b < 0)), quotient - 1, quotient).to(a.dtype)
+    return tl.where((remainder != 0) & ((remainder < 0) != (b < 0)), quotient - 1, quotient)
 
 
 def int_remainder(a, b):
-    remainder = int_fmod(a, b)
+    remainder = a % b
     return tl.where((remainder != 0) & ((remainder < 0) != (b < 0)), remainder + b, remainder)
 
 

@@ -41,8 +41,8 @@ for _name in "exp2 rsqrt".split():
 form("pow", int="int_pow({0}, {1})", float="libdevice.pow({0}, {1})")
 form("floordiv", int="int_floordiv({0}, {1})", float="float_floordiv({0}, {1})")
 form("remainder", int="int_remainder({0}, {1})", float="float_remainder({0}, {1})")
-form("fmod", int="int_fmod({0}, {1})", float="libdevice.fmod({0}, {1})")
-form("truncdiv", int="int_truncdiv({0}, {1})", float="libdevice.trunc({0} / {1})",
+form("fmod", int="{0} % {1}", float="libdevice.fmod({0}, {1})")
+form("truncdiv", int="{0} // {1}", float="libdevice.trunc({0} / {1})",
      float32="libdevice.trunc(tl.div_rn({0}, {1}))")
 form("lshift", any="shift_left({0}, {1})")
 form("rshift", any="shift_right({0}, {1})")
