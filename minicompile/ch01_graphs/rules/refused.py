@@ -54,6 +54,8 @@ def check_convolved(func, x, weight, bias, stride, padding, dilation, transposed
     check_dtypes(func, x, weight)
     if any(step < 1 for step in dilation):
         raise RuntimeError("dilation should be greater than zero")
+    if any(pad < 0 for pad in padding):
+        raise RuntimeError("negative padding is not supported")
     if x.dim() == weight.dim() and x.shape[1] != expected:
         raise RuntimeError(f"expected an input of {expected} channels for a weight of size {list(weight.shape)}, got {list(x.shape)}")
     if x.dim() == weight.dim():
@@ -75,6 +77,12 @@ def check_slope(func, grad, x, target, *args) -> None:
 def check_mask(func, x, mask, source) -> None:
     if x.device.type == "cuda" and mask.dtype != torch.bool:            # a CPU takes bytes, with a warning
         raise RuntimeError(f"masked_scatter on a GPU takes a mask of bools, got {mask.dtype}")
+
+
+@REFUSALS.of(*overloads(aten.median, aten.nanmedian))
+def check_dims(func, x, *args, **kwargs) -> None:
+    if x.device.type == "cuda" and x.dim() > 25:
+        raise RuntimeError("CUDA Tensors cannot have more than 25 dimensions")
 
 
 @REFUSALS.of(aten.avg_pool3d.default)
