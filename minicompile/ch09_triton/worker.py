@@ -146,7 +146,12 @@ TWO_SUMS = r"""{
 # for no negative number, so that a remainder of it is one of 2147483648. So for 16 bits negations are complements in all kernels, and
 # `abs(x)` is the larger one of `x` and its complement.
 #
-# The fourth mistake is about NaN. Of a square, an `abs` or an `exp`, ptxas knows that it is not negative, and so it takes `x * x >= 0` in
+# The fourth mistake is about pairs again. A maximum with 0 of 16 bits behind a minimum is one instruction with it, and two minima may be
+# one instruction, of a pair; where only one of these two is to have the maximum, both get it: of
+# `torch.minimum(a, b).relu(), torch.minimum(c, d)` the second result has no negative numbers. So such a maximum is the number without its
+# bits where the sign is set.
+#
+# The fifth mistake is about NaN. Of a square, an `abs` or an `exp`, ptxas knows that it is not negative, and so it takes `x * x >= 0` in
 # float32 for true, whatever `x` is. With a NaN it is false. Of the comparisons that are true with a NaN it makes no such use, so each
 # other one is written as the negation of its opposite: `x * x >= 0` is not (less than 0, or NaN). The machine has both, at the same price.
 
@@ -157,6 +162,8 @@ OF_16_BITS = NEGATION.replace("16|32", "16")
 COMPLEMENT = r"{ .reg .b\1 turned;  not.b\1 turned, \3;  add.s\1 \2, turned, 1; }"
 ABSOLUTE = r"abs\.s(16|32|64)\s+([^,;]+),([^,;]+);"
 LARGER = r"{ .reg .b\1 turned, negated;  not.b\1 turned, \3;  add.s\1 negated, turned, 1;  max.s\1 \2, \3, negated; }"
+RELU_OF_16_BITS = r"max\.s16\s+([^,;]+),([^,;]+),\s*0;"
+WITHOUT_NEGATIVES = r"{ .reg .b16 sign;  shr.s16 sign, \2, 15;  not.b16 sign, sign;  and.b16 \1, \2, sign; }"
 ORDERED = r"setp\.(ge|gt|le|lt)\.f32\s+([^,;]+),([^;]+);"
 OF_OPPOSITE = {"ge": "ltu", "gt": "leu", "le": "gtu", "lt": "geu"}
 NOT_OPPOSITE = "{ .reg .pred opposite;  setp.%s.f32 opposite,%s;  not.pred %s, opposite; }"
@@ -165,12 +172,13 @@ NOT_OPPOSITE = "{ .reg .pred opposite;  setp.%s.f32 opposite,%s;  not.pred %s, o
 def repaired(ptx: str) -> str:
     """PTX of the same meaning, without what ptxas gets wrong."""
     ptx = re.sub(ABSOLUTE, LARGER, re.sub(SUM_OF_PAIRS, TWO_SUMS, ptx))
+    ptx = re.sub(RELU_OF_16_BITS, WITHOUT_NEGATIVES, ptx)
     ptx = re.sub(ORDERED, lambda found: NOT_OPPOSITE % (OF_OPPOSITE[found[1]], found[3], found[2]), ptx)
     return re.sub(NEGATION if EXTREME.search(ptx) else OF_16_BITS, COMPLEMENT, ptx)
 
 
 REPAIRS = (SUM_OF_PAIRS, TWO_SUMS, EXTREME.pattern, NEGATION, OF_16_BITS, COMPLEMENT, ABSOLUTE, LARGER,
-           ORDERED, *OF_OPPOSITE.values(), NOT_OPPOSITE)
+           RELU_OF_16_BITS, WITHOUT_NEGATIVES, ORDERED, *OF_OPPOSITE.values(), NOT_OPPOSITE)
 
 
 @contextlib.contextmanager

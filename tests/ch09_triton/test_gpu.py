@@ -367,6 +367,17 @@ def test_what_is_discrete_is_eagers():
             assert torch.equal(compiled(f, a)(a)[0], f(a)), dtype
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+def test_of_two_minima_one_stays_negative(dtype):
+    a, b, c, d = (torch.randint(-100, 100, (1000,), device="cuda").to(dtype) for _ in range(4))
+    for f in (lambda a, b, c, d: (torch.minimum(a, b).relu(), torch.minimum(c, d)),
+              lambda a, b, c, d: (torch.maximum(a, b).relu(), torch.maximum(c, d)),
+              lambda a, b, c, d: torch.minimum(torch.minimum(a, b).relu(), torch.minimum(torch.minimum(c, d), c + b) // -3)):
+        want, got = f(a, b, c, d), minicompile.compile(f)(a, b, c, d)
+        for x, y in zip(want, got):
+            assert torch.equal(x, y)
+
+
 def test_a_nan_compares_as_in_eager():
     x = torch.tensor([float("nan"), 1.0, -2.0, 0.0, float("inf")], device="cuda")
     for f in (lambda x: x.abs() >= 0, lambda x: x * x >= 0, lambda x: x.exp() > -1, lambda x: x.square() + 1 >= 1, lambda x: 0 <= x.abs(),

@@ -242,6 +242,25 @@ def test_a_remainder_of_an_absolute_number_may_be_negative(bits, tmp_path):
     assert machine_code(ptx, tmp_path)
 
 
+MINIMA = ptx_kernel(".reg .b16 %rs<9>;", """
+    ld.global.u16 %rs1, [%rd1];
+    ld.global.u16 %rs2, [%rd1 + 2];
+    ld.global.u16 %rs3, [%rd1 + 4];
+    ld.global.u16 %rs4, [%rd1 + 6];
+    min.s16 \t%rs5, %rs1, %rs2;
+    max.s16 \t%rs6, %rs5, 0;
+    min.s16 \t%rs7, %rs3, %rs4;
+    st.global.b16 [%rd1], %rs6;
+    st.global.b16 [%rd1 + 2], %rs7;
+""")
+
+
+def test_of_two_minima_one_stays_negative(tmp_path):
+    """`ptxas` makes a pair of them, and takes the maximum with 0 of both."""
+    shown = machine_code(MINIMA, tmp_path)
+    assert "VIMNMX" in shown and "RELU" not in shown, shown
+
+
 COMPARED = ptx_kernel(".reg .b32 %r<4>;  .reg .pred %p<2>;", """
     ld.global.b32 %r1, [%rd1];
     MADE;
