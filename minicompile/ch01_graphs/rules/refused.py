@@ -81,8 +81,8 @@ def check_mask(func, x, mask, source) -> None:
 
 @REFUSALS.of(*overloads(aten.median, aten.nanmedian))
 def check_dims(func, x, *args, **kwargs) -> None:
-    if x.device.type == "cuda" and x.dim() > 25:
-        raise RuntimeError("CUDA Tensors cannot have more than 25 dimensions")
+    if x.device.type == "cuda" and x.dim() >= 25:
+        raise RuntimeError(f"a median of {x.dim()} dimensions on a GPU")
 
 
 @REFUSALS.of(aten.avg_pool3d.default)
