@@ -7,7 +7,7 @@ import torch
 from opinfo import NOT_CLOSE, OPERATORS, differences_of_spoiled, program_of, samples_of, spoil, spoiled
 
 import minicompile
-from minicompile.ch01_graphs import trace
+from minicompile.ch01_graphs.rules import derivatives
 
 FLOATING = {op.formatted_name: op for op in OPERATORS if torch.float32 in op.supported_dtypes("cpu")}
 # Eager's CPU kernel of a GELU gives NaN for +inf, on a GPU inf; a grid sample reads memory that is not its own where a coordinate is NaN;
@@ -36,7 +36,7 @@ def test_some(name, reset):
 
 
 def test_what_is_looked_for_is_found(monkeypatch, reset):
-    monkeypatch.setattr(trace, "DERIVED_OTHERWISE", {})
+    monkeypatch.setattr(derivatives, "DERIVED_OTHERWISE", {})
     with pytest.raises(AssertionError, match="nan"):
         check("max_reduction_no_dim", "decomposed", 1)
 

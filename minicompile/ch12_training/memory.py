@@ -64,9 +64,8 @@ def recompute_in_backward(gm: fx.GraphModule) -> fx.GraphModule:
 # A graph may hold several backward passes, which are rewritten one after the other. `recompute_in_pass` asks first and copies then.
 #
 # *The question.* `backward` are the nodes that the recorder marked with the number of this pass, and what stands before the first of them
-# is forward. Two kinds of marked nodes belong to forward after all: masks, which are small (`masks_of_forward`), and
-# parts of a tuple, which can be kept where a tuple cannot (`picked_in_forward`). `choose_saved` then gives the forward values that are
-# kept, and
+# is forward. Two kinds of marked nodes belong to forward after all: masks, which are small (`masks_of_forward`), and parts of a tuple,
+# which can be kept where a tuple cannot (`picked_in_forward`). `choose_saved` then gives the forward values that are kept, and
 # those masks among them, with what they are made from, are computed `early`, in forward.
 #
 # *The copy.* The nodes are copied in order into a new graph, where `env` has the copy of each, and `again` what a reader in backward
@@ -99,7 +98,7 @@ def recompute_in_pass(gm: fx.GraphModule, number: int) -> fx.GraphModule:
                 again[pending.pop()] = env[top]
             elif missing := [a for a in top.all_input_nodes if a not in again]:
                 pending.extend(missing)
-            elif is_view(top) and all(again[a] is env[a] for a in top.all_input_nodes):
+            elif top in env and is_view(top) and all(again[a] is env[a] for a in top.all_input_nodes):
                 again[pending.pop()] = env[top]                      # a view of what is there
             else:
                 again[pending.pop()] = copy = copy_provenance(graph.node_copy(top, again.__getitem__), top)
@@ -121,22 +120,34 @@ def recompute_in_pass(gm: fx.GraphModule, number: int) -> fx.GraphModule:
 
 
 # %% [markdown]
-# Which nodes change sides, in which order they are copied, and two small matters: inputs are alive anyway, so keeping them costs nothing,
-# and a copy has memory of its own.
+# Which nodes change sides? What a derivative computes from forward values alone, if it is a mask: `x <= 0` is a quarter of the size of
+# `x`. The cut decides whether forward computes it, and it is what is kept. One kind of mask the cut always keeps (chapter 5): equality of
+# floats, `x.abs() == m.unsqueeze(1)`. Computed again from what forward has rounded, it may hold nowhere. Of its three steps the first two
+# are no masks, but only a mask reads them, and so they go with it. `masks_of_forward` first looks for all that needs no gradient that
+# comes in, then for what of that is a mask or read by masks only, and last for what has all its operands among these.
 
 # %%
 def masks_of_forward(nodes: list[fx.Node], backward: set[fx.Node]) -> set[fx.Node]:
-    """What a derivative computes from forward values alone, if it is a mask: `x <= 0` is a quarter of the size of `x`. The cut
-    decides whether forward computes it, and it is what is kept."""
-    masks: set[fx.Node] = set()
+    known: dict[fx.Node, None] = {}
     for node in nodes:
-        val = node.meta.get("val")
-        if node in backward and isinstance(val, torch.Tensor) and val.dtype == torch.bool and not has_effect(node) and \
-                node.all_input_nodes and masks.issuperset(backward.intersection(node.all_input_nodes)):
+        if node in backward and isinstance(node.meta.get("val"), torch.Tensor) and not has_effect(node) and node.all_input_nodes and \
+                known.keys() >= backward.intersection(node.all_input_nodes):
+            known[node] = None
+    wanted, masks = set(), set()
+    for node in reversed(known):
+        if node.meta["val"].dtype == torch.bool or wanted.issuperset(node.users):
+            wanted.add(node)
+    for node in known:
+        if node in wanted and masks.issuperset(backward.intersection(node.all_input_nodes)):
             masks.add(node)
     return masks
 
 
+# %% [markdown]
+# The order in which they are copied, and two small matters: inputs are alive anyway, so keeping them costs nothing, and a copy has memory
+# of its own.
+
+# %%
 def picked_in_forward(backward: set[fx.Node]) -> set[fx.Node]:
     """Parts of a tuple that forward has made, taken where a derivative reads them. A part can be kept, a tuple cannot."""
     return {n for n in backward if n.target is operator.getitem and n.args[0] not in backward}

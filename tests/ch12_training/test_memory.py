@@ -200,3 +200,22 @@ def test_a_list_that_would_cost_memory_does_not_keep_the_optimizer_from_being_on
     assert len(updates) == len(parameters) and all(len(k.outputs) == 4 for k in updates)       # gradient, parameter, both moments
     alone = [s for s in schedule.steps if isinstance(s, Kernel) and not isinstance(s, KernelList)]
     assert sum(any(loop.reduction_vars for loop in k.loops) for k in alone) >= 10
+
+
+@pytest.mark.parametrize("loss", [lambda v: v.amax(-1), lambda v: torch.where(v > 0, v, v * v).amax(-1), lambda v: v.amin(0),
+                                  lambda v: v.norm(p=float("inf"), dim=-1), lambda v: v.sin().aminmax(dim=-1)[1]])
+@pytest.mark.parametrize("shape", [(64, 1), (33, 64)])
+def test_a_maximum_is_found_among_what_it_was_taken_from(loss, shape):
+    """What is equal to it is asked in forward: computed again, from numbers that forward has rounded, nothing may be."""
+    def step(x, c):
+        w = (x - c) * -1.5
+        total = w.sum()
+        w = w * 2
+        v = w.sin().detach().requires_grad_()
+        return torch.autograd.grad((loss(v) ** 2).sum(), v)[0], w, total
+
+    compiled = minicompile.compile(step, backend="cpp")
+    torch.manual_seed(0)
+    for _ in range(4):
+        found, *_ = compiled(torch.randn(shape).bfloat16(), torch.randn(()))
+        assert found.isfinite().all() and found.count_nonzero() >= min(shape)
