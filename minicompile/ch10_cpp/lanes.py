@@ -227,6 +227,7 @@ def close_interior(e: Emitter, inner: Scope, pragma: list[str], lane: Symbol) ->
         f"const int64_t begin = {begin}, end = {end};", "run(begin, end, true);",
         for_("side", "2") + f" run(side ? end : 0, side ? {size} : begin, false);"]
 
+
 def moved_at_once(e: Emitter, scope: Scope, lane: Symbol) -> list[str]:
     """Lines that copy the inside of a row at once, if all that happens there is that numbers which lie side by side are moved."""
     found, store = e.interior, e.graph.stores[0]
