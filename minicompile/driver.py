@@ -201,8 +201,10 @@ def as_captured(gm: fx.GraphModule, joint: Joint, halves: list[Callable]) -> str
     primitives = sum(computes(n) and bool(n.all_input_nodes) for n in joint.gm.graph.nodes)
     libraries = Counter(step.op for step in launched if isinstance(step, Extern))
     as_fast = all(op in AS_FAST or op in libraries for op in joint.calls)
-    few = min(joint.calls.total(), primitives - NODE) <= len(launched) or as_fast and joint.calls.total() <= FEW_CALLS
-    few = few if joint.gradients else libraries and joint.calls.total() < len(launched)
+    if joint.gradients:
+        few = min(joint.calls.total(), primitives - NODE) <= len(launched) or as_fast and joint.calls.total() <= FEW_CALLS
+    else:
+        few = libraries and joint.calls.total() < len(launched)
     alike = joint.calls.total() <= len(launched) and as_fast
     buffers = [k.buffers[name] for k in launched if isinstance(k, Kernel) for name in k.tensors]
     limit, largest = 1 << 20 if alike else 1 << 14, max((product(b.layout.size) for b in buffers), key=present, default=0)

@@ -303,7 +303,7 @@ expressions(0.8, "{x} - {x}.to(torch.bfloat16).to({x}.dtype)",
 
 # Signs of divisors and exponents, numbers and 0-d tensors of other dtypes
 expressions(0.4, "{n} // -3", "{n} % -5", "torch.div({n}, -4, rounding_mode='floor')", "torch.fmod({n}, -5)", "-7 // ({n}.abs() | 1)",
-            "-7 % ({n}.abs() + 1)", "(-2.0) ** {n}.clamp(0, 4)", "2 ** {n}.abs().clamp(0, 5)", "{x} // -0.7", "{x} % -0.7",
+            "-7 % ({n}.abs() | 1)", "(-2.0) ** {n}.clamp(0, 4)", "2 ** {n}.abs().clamp(0, 5)", "{x} // -0.7", "{x} % -0.7",
             "{n} ** {n}.abs().clamp(0, 2)",
             "torch.where({b}, 1.5, 2)", "torch.where({b}, {b}, 2)", "torch.where({x} > 0, {y}, 2)", "torch.where({n} > 0, {n}, 0.5)",
             "torch.where({x} > 0, torch.tensor(1.5, dtype=torch.float64, device=DEVICE), {y})", "{x}.clamp({i}, 2)", "{n}.clamp(0.5)",

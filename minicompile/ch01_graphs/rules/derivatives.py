@@ -76,7 +76,7 @@ DERIVED_OTHERWISE = {"ProdBackward0": derivative_of_product, "ProdBackward1": de
 
 
 # %% [markdown]
-# Chapter 3 runs the engine on fakes before anything is recorded, to see what the gradients are: whether a derivative depends on its
+# Chapter 12 runs the engine on fakes before anything is recorded, to see what the gradients are: whether a derivative depends on its
 # factors, and thus can be differentiated again, is also for these hooks to say.
 
 # %%
